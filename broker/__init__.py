@@ -1,0 +1,1 @@
+"""The broker daemon: routes chunk-tagged messages between workers and clients, and keeps the cursors."""

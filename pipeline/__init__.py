@@ -1,0 +1,1 @@
+"""The models: plain arithmetic on tensors, usable without any daemon."""

@@ -1,0 +1,95 @@
+"""What a pipeline is to the worker that serves it: a spec, and stages that hold the caches of sessions.
+
+Nothing here needs torch. A stage is called from one thread only, one call at a time, so it needs no locks; two stages
+of one process run on two threads and must not share mutable state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
+
+from reelwire.spec import StreamSpec
+
+Values = Mapping[str, Any]
+"""Named values of one artifact: arrays of the pipeline's `array_library`, or None, bool, int, float, str, bytes, and
+lists and string-keyed dicts of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Initialized:
+    """What initializing a session at a stage gave.
+
+    Attributes:
+        handed: values for the initialization of every later stage of the session.
+        cache_bytes: memory that the session holds at this stage until it is released.
+    """
+
+    handed: Values = field(default_factory=dict)
+    cache_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class StageResult:
+    """What one task gave.
+
+    Attributes:
+        outputs: for each artifact that the stage produces, its values.
+        facts: small plain values that travel to the client with the chunk (such as the camera pose at its end).
+    """
+
+    outputs: Mapping[str, Values]
+    facts: Mapping[str, Any] = field(default_factory=dict)
+
+
+class Stage(Protocol):
+    """One stage with its weights, and the caches of the sessions that live there."""
+
+    @property
+    def session_bytes(self) -> int:
+        """Memory that one session is expected to take here at most, before its request is known."""
+        ...
+
+    def initialize(self, session: str, chunks: int, request: Values, handed: Values) -> Initialized:
+        """Make the caches of a session.
+
+        Args:
+            session: the session's id, unique among the living.
+            chunks: how many chunks the session will have.
+            request: the session's parameters, complete, and the tensors of the request that the spec names for this
+                stage.
+            handed: what the stages before this one in `initialize_order` handed out.
+
+        Raises:
+            RequestError: the request can't be served, and the field says why.
+        """
+        ...
+
+    def run(
+        self, session: str, index: int, inputs: Mapping[str, Values], *, is_first: bool, is_last: bool
+    ) -> StageResult:
+        """Make the outputs of chunk `index` from its inputs, artifact name to values."""
+        ...
+
+    def release(self, session: str) -> None:
+        """Drop the caches of a session. A session that isn't there is no error."""
+        ...
+
+
+class Pipeline(Protocol):
+    """A streaming pipeline that a worker can serve.
+
+    Attributes:
+        spec: the dataflow.
+        array_library: what the values given to its stages are; ``"torch"`` gives CPU tensors that the stage moves.
+    """
+
+    spec: StreamSpec
+    array_library: Literal["numpy", "torch"]
+
+    def build(self, stage: str, device: str) -> Stage:
+        """Load the weights of one stage onto `device` (``"cpu"`` or ``"cuda:N"``). Called once per actor, on its own
+        thread; may take minutes.
+        """
+        ...

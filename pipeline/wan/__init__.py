@@ -1,0 +1,1 @@
+"""Building blocks that both Wan-derived models share."""

@@ -1,0 +1,1 @@
+"""The interactive world model (LingBot-World-Fast): control, condition, causal DiT, sampler, decode."""
