@@ -13,8 +13,8 @@ from typing import Any, Literal, Protocol
 from reelwire.spec import StreamSpec
 
 Values = Mapping[str, Any]
-"""Named values of one artifact: arrays of the pipeline's `array_library`, or None, bool, int, float, str, bytes, and
-lists and string-keyed dicts of them."""
+"""Named values of one artifact. Each is an array of the pipeline's `array_library`, or plain: None, bool, int, float,
+str, bytes, lists and string-keyed dicts of these."""
 
 
 @dataclass(frozen=True, slots=True)

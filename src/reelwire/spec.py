@@ -109,8 +109,8 @@ class StreamSpec:
         edges: one per artifact, external inputs and outputs included.
         external_inputs: artifacts that no stage makes.
         outputs: artifacts that go to the client, all of one index together.
-        initialize_order: stage names; releasing goes in the reverse order. What the initialization of one hands out is
-            given to all later ones.
+        initialize_order: stage names. What the initialization of one hands out is given to all later ones.
+        release_order: stage names; empty: the reverse of `initialize_order`.
         prefetch: see `Prefetch`; None when all external inputs come from the client.
         control: the external input that carries the client's controls.
         latency_anchor: the external input whose acceptance starts the clock of a chunk; None: the first one.
@@ -137,6 +137,7 @@ class StreamSpec:
     frames_first: int
     frames_next: int
     fps: float
+    release_order: tuple[str, ...] = ()
     prefetch: Prefetch | None = None
     latency_anchor: str | None = None
     frame_stride: int = 1
@@ -163,6 +164,10 @@ class StreamSpec:
             if edge.artifact == artifact:
                 return edge.capacity
         raise KeyError(artifact)
+
+    def releases(self) -> tuple[str, ...]:
+        """Stage names in the order in which a session is released."""
+        return self.release_order or self.initialize_order[::-1]
 
     def control_stage(self) -> StageSpec:
         """The stage that consumes the client's control."""
@@ -281,8 +286,11 @@ def _check_order(spec: StreamSpec) -> None:
         for stage in ready:
             known.update(stage.produces)
             left.remove(stage)
-    if sorted(spec.initialize_order) != sorted(stage.name for stage in spec.stages):
+    names = sorted(stage.name for stage in spec.stages)
+    if sorted(spec.initialize_order) != names:
         raise SpecError(f"{spec.name}: initialize_order must name each stage once")
+    if spec.release_order and sorted(spec.release_order) != names:
+        raise SpecError(f"{spec.name}: release_order must name each stage once")
 
 
 def _check_controls(spec: StreamSpec) -> None:
