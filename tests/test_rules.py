@@ -1,0 +1,72 @@
+"""Every numbered rule that this tree claims to keep has a test that names it.
+
+A test names a rule by ``streaming_07`` in its own name, or by the marker ``@pytest.mark.rule("streaming_07")``.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+
+TESTS = Path(__file__).resolve().parent
+RULE = re.compile(r"streaming_(\d\d)(?!\d)")
+
+CLAIMED = {
+    1: "0 <= nc - nx <= 2, monotone, never beyond the chunk count",
+    2: "prefetch fills the window when a session becomes ready and when a denoise ends",
+    3: "a control is accepted in order only, with its condition and room; a refusal changes nothing",
+    4: "with nc == nx control and condition are admitted together or not at all",
+    5: "a control is never refused because of the prefetch window alone",
+    6: "asking for capacity changes nothing",
+    7: "the refill happens in the step that sends the latent on",
+    9: "the join is by session, epoch and index",
+    10: "occupancy counts queued and reserved; an artifact leaves its edge when its consumer starts",
+    11: "credits: two unacknowledged chunks, one running and one waiting task per actor",
+    12: "a client that stops reading stops its own session and nothing else; memory is bounded",
+    14: "explicit, then taps, then held state; a snapshot is immutable once its denoise starts",
+    15: "held state supplies at most one chunk ahead; taps and explicit controls are never repeated",
+    16: "each chunk says which control it applied, and carries the facts of its stages",
+    17: "an unknown key is refused at the broker with the names that it accepts",
+    18: "chunks are committed in index order, all outputs of an index together",
+    19: "the client acknowledges a commit cursor; unacknowledged chunks stay in a bounded ring",
+    21: "initialize and release orders, each once, all attempted, the first error kept",
+    22: "close delivers what was accepted, cancel drops it; both end although a stage hangs",
+    23: "a stage error fails its session only, after the chunks below it; old results are dropped",
+    24: "an idle session and one whose client never reads are closed",
+    27: "a client that is gone has a grace, then its session is cancelled",
+    29: "the clock of a chunk starts when its control is accepted",
+    30: "latency and period per session and in sum; idle gaps by cause; histograms of fixed size",
+    32: "heartbeats both ways; a busy worker says so; a stalled broker reads its backlog first",
+    33: "identity is issued at registration; an old attachment is fenced off",
+    34: "a malformed message is counted, the peer is told once and dropped",
+    35: "sends never block; the outbox of a dead peer is freed",
+    38: "versions and limits at the handshake; announced is not ready",
+}
+
+
+def named_rules(path: Path) -> Iterator[tuple[int, str]]:
+    """Rules that tests of a file name, with the name of the test."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            texts = [node.name, *(ast.unparse(decorator) for decorator in node.decorator_list)]
+            if not node.name.lower().startswith("test"):
+                continue
+            for text in texts:
+                for number in RULE.findall(text):
+                    yield int(number), f"{path.relative_to(TESTS)}::{node.name}"
+
+
+def test_every_claimed_rule_has_a_test_that_names_it() -> None:
+    """The list of rules without a test is empty, and no test names a rule that isn't claimed."""
+    tests: dict[int, list[str]] = defaultdict(list)
+    for path in sorted(TESTS.rglob("test_*.py")):
+        if path != Path(__file__).resolve():
+            for number, name in named_rules(path):
+                tests[number].append(name)
+    missing = [f"streaming_{number:02}: {rule}" for number, rule in CLAIMED.items() if number not in tests]
+    assert not missing, "rules without a test:\n" + "\n".join(missing)
+    unclaimed = {number: names for number, names in tests.items() if number not in CLAIMED}
+    assert not unclaimed, f"tests that name rules which are not in the list: {unclaimed}"
