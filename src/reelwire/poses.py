@@ -1,0 +1,176 @@
+"""A recorded camera path as controls: files at video rate in, one `Control` of poses per chunk out. Numpy, no torch.
+
+A folder holds ``poses.npy`` [frames, 4, 4], camera-to-world at video rate, ``intrinsics.npy`` [4] or [rows, 4] (fx, fy,
+cx, cy; the first row counts for every frame) and, for weights with action control, ``action.npy`` [frames, channels].
+
+A worker normalizes the translations of explicit poses over each chunk, the step from the chunk before included: what
+reaches the model is the direction of every step and the steps' lengths relative to the longest one of the chunk. The
+speed of one chunk relative to another, which normalizing over a whole file would keep, is not in a streaming control.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .controls import Control
+from .errors import RequestError
+from .spec import StreamSpec
+
+FloatArray = NDArray[np.float64]
+
+
+def controls_from_folder(
+    folder: str | Path,
+    spec: StreamSpec,
+    chunks: int | None = None,
+    policy: Literal["strict", "truncate"] = "truncate",
+) -> list[Control]:
+    """One control of poses for each chunk.
+
+    Args:
+        folder: holds the files that are named above.
+        spec: the stream, whose `frames_of` and `frame_stride` say how many latent frames a chunk has.
+        chunks: length of the session; None: as many chunks as the path fills.
+        policy: with `chunks` None: whether a path that ends inside a chunk is refused or cut.
+
+    Raises:
+        RequestError: a file can't be read, has another shape or holds a number that is not finite, or the path is
+            shorter than the session.
+    """
+    place = Path(folder)
+    if not place.is_dir():
+        raise RequestError("poses", f"{place} is no folder; accepted: one with poses.npy and intrinsics.npy")
+    path = _load(place / "poses.npy", "poses", "[frames, 4, 4]")
+    if path.ndim != 3 or path.shape[1:] != (4, 4) or path.shape[0] < 2:
+        raise RequestError(
+            "poses", f"{place / 'poses.npy'} has shape {list(path.shape)}; accepted: [frames, 4, 4], two frames or more"
+        )
+    intrinsics = _intrinsics(place / "intrinsics.npy")
+    action = _action(place / "action.npy")
+    if chunks is None:
+        chunks = spec.chunks_in(path.shape[0], policy)
+    frames = spec.frames_in(chunks)
+    for name, given in (("poses", path), ("action", action)):
+        if given is not None and given.shape[0] < frames:
+            raise RequestError(
+                name, f"has {given.shape[0]} frames for a session of {frames}; accepted: {frames} or more"
+            )
+    first = (spec.frames_first - 1) // spec.frame_stride + 1
+    later = spec.frames_next // spec.frame_stride
+    latents = first + (chunks - 1) * later
+    resampled = resampled_poses(path[:frames], latents)
+    flags = None if action is None else action[:frames][:: spec.frame_stride]
+    controls = []
+    for index in range(chunks):
+        start = 0 if index == 0 else first + (index - 1) * later
+        rows = slice(start, start + (first if index == 0 else later))
+        controls.append(
+            Control(poses=resampled[rows], intrinsics=intrinsics, action=None if flags is None else flags[rows])
+        )
+    return controls
+
+
+def resampled_poses(poses: FloatArray, count: int) -> FloatArray:
+    """`count` poses at evenly spaced positions of a path [frames, 4, 4], its ends included.
+
+    Translations are interpolated linearly, rotations along the shortest great arc of unit quaternions (Shoemake,
+    "Animating rotation with quaternion curves", 1985). All of it in float64.
+
+    Args:
+        poses: two or more rigid poses.
+        count: how many to make, 1 or more.
+    """
+    path = np.asarray(poses, dtype=np.float64)
+    position = np.linspace(0.0, path.shape[0] - 1, count)
+    before = np.minimum(position.astype(np.int64), path.shape[0] - 2)
+    part = (position - before)[:, None]
+    turns = _quaternions(path[:, :3, :3])
+    made = np.tile(np.eye(4), (count, 1, 1))
+    made[:, :3, 3] = (1 - part) * path[before, :3, 3] + part * path[before + 1, :3, 3]
+    made[:, :3, :3] = _rotations(_slerp(turns[before], turns[before + 1], part))
+    return made
+
+
+def _slerp(start: FloatArray, end: FloatArray, part: FloatArray) -> FloatArray:
+    cosine = np.sum(start * end, axis=-1, keepdims=True)
+    end = np.where(cosine < 0, -end, end)  # a quaternion and its negative are one rotation: take the shorter way
+    angle = np.arccos(np.clip(np.abs(cosine), 0.0, 1.0))
+    sine = np.sin(angle)
+    near = sine < 1e-8
+    divisor = np.where(near, 1.0, sine)
+    weight_start = np.where(near, 1 - part, np.sin((1 - part) * angle) / divisor)
+    weight_end = np.where(near, part, np.sin(part * angle) / divisor)
+    between = weight_start * start + weight_end * end
+    unit: FloatArray = between / np.linalg.norm(between, axis=-1, keepdims=True)
+    return unit
+
+
+def _quaternions(rotations: FloatArray) -> FloatArray:
+    """Unit quaternions w, x, y, z; of four equal formulas the one that divides by the largest number is taken."""
+    r = rotations
+    trace = np.trace(r, axis1=-2, axis2=-1)
+    diagonal = np.diagonal(r, axis1=-2, axis2=-1)
+    x, y, z = r[:, 2, 1] - r[:, 1, 2], r[:, 0, 2] - r[:, 2, 0], r[:, 1, 0] - r[:, 0, 1]
+    xy, xz, yz = r[:, 0, 1] + r[:, 1, 0], r[:, 0, 2] + r[:, 2, 0], r[:, 1, 2] + r[:, 2, 1]
+    candidates = np.stack(
+        [
+            np.stack([1 + trace, x, y, z], axis=-1),
+            np.stack([x, 1 + 2 * diagonal[:, 0] - trace, xy, xz], axis=-1),
+            np.stack([y, xy, 1 + 2 * diagonal[:, 1] - trace, yz], axis=-1),
+            np.stack([z, xz, yz, 1 + 2 * diagonal[:, 2] - trace], axis=-1),
+        ],
+        axis=1,
+    )
+    best = np.argmax(np.linalg.norm(candidates, axis=-1), axis=1)
+    chosen = candidates[np.arange(r.shape[0]), best]
+    unit: FloatArray = chosen / np.linalg.norm(chosen, axis=-1, keepdims=True)
+    return unit
+
+
+def _rotations(quaternions: FloatArray) -> FloatArray:
+    w, x, y, z = np.moveaxis(quaternions, -1, 0)
+    rows = [
+        [1 - 2 * (y * y + z * z), 2 * (x * y - w * z), 2 * (x * z + w * y)],
+        [2 * (x * y + w * z), 1 - 2 * (x * x + z * z), 2 * (y * z - w * x)],
+        [2 * (x * z - w * y), 2 * (y * z + w * x), 1 - 2 * (x * x + y * y)],
+    ]
+    return np.stack([np.stack(row, axis=-1) for row in rows], axis=-2)
+
+
+def _intrinsics(path: Path) -> FloatArray:
+    accepted = "[4] or [rows, 4]"
+    rows = _load(path, "intrinsics", accepted)
+    if rows.shape == (4,):
+        return rows
+    if rows.ndim != 2 or rows.shape[1] != 4 or rows.shape[0] < 1:
+        raise RequestError("intrinsics", f"{path} has shape {list(rows.shape)}; accepted: {accepted}")
+    first: FloatArray = rows[0]
+    return first
+
+
+def _action(path: Path) -> FloatArray | None:
+    if not path.exists():
+        return None
+    rows = _load(path, "action", "[frames, channels]")
+    if rows.ndim != 2 or rows.shape[1] < 1:
+        raise RequestError("action", f"{path} has shape {list(rows.shape)}; accepted: [frames, channels]")
+    return rows
+
+
+def _load(path: Path, name: str, accepted: str) -> FloatArray:
+    try:
+        loaded = np.load(path, allow_pickle=False)
+    except FileNotFoundError:
+        raise RequestError(name, f"{path} is not there; accepted: a .npy file of numbers, {accepted}") from None
+    except (OSError, ValueError, EOFError) as error:
+        raise RequestError(name, f"{path} can't be read ({error}); accepted: a .npy file of numbers") from None
+    if not isinstance(loaded, np.ndarray) or loaded.dtype.kind not in "fiu":
+        raise RequestError(name, f"{path} holds no plain numbers; accepted: a .npy file of numbers, {accepted}")
+    numbers: FloatArray = loaded.astype(np.float64)
+    if not np.isfinite(numbers).all():
+        raise RequestError(name, f"{path} holds a number that is not finite; accepted: finite numbers")
+    return numbers

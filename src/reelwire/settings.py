@@ -1,0 +1,309 @@
+"""Settings: flags over ``REELWIRE_*`` over a TOML file over the defaults of a dataclass, and where each came from.
+
+A *section* is a dataclass with its defaults: ``[broker]``, ``[worker]``, ``[client]``. Its field ``heartbeat_s`` is
+``heartbeat_s`` in the file's table, ``REELWIRE_BROKER_HEARTBEAT_S`` in the environment, and a flag of the command. The file
+is the one named by ``--config`` or ``REELWIRE_CONFIG``, or ``reelwire.toml`` in the working folder if it is there.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import tomllib
+import types
+import typing
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Generic, Literal, TypeVar
+
+from .errors import ConfigError
+
+T = TypeVar("T")
+Layer = Literal["flag", "environment", "file", "default"]
+
+FILE_DEFAULT = "reelwire.toml"
+SECTIONS = ("client", "broker", "worker")
+TOPOLOGY = "workers"
+"""Name of the list of tables that says which workers `reelwire up` starts."""
+
+ENVIRONMENT_NAMES = {("client", "endpoint"): "REELWIRE_BROKER"}
+"""Settings whose variable has a name of its own."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClientSettings:
+    """What a command that talks to a broker needs.
+
+    Attributes:
+        endpoint: where the broker listens.
+        connect_timeout_s: how long a command waits for the broker's first answer.
+    """
+
+    endpoint: str = "tcp://127.0.0.1:7461"
+    connect_timeout_s: float = 5.0
+
+    def __post_init__(self) -> None:
+        if not self.endpoint.startswith(("tcp://", "ipc://")):
+            raise ConfigError("endpoint", f"{self.endpoint!r}; accepted: tcp://HOST:PORT or ipc://PATH")
+        if not 0 < self.connect_timeout_s < float("inf"):
+            raise ConfigError("connect_timeout_s", f"{self.connect_timeout_s}; accepted: seconds above 0")
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where a value came from; `where` is the flag, the variable or the file."""
+
+    layer: Layer
+    where: str = ""
+
+    def __str__(self) -> str:
+        return self.where or self.layer
+
+
+@dataclass(frozen=True, slots=True)
+class Resolved(Generic[T]):
+    """A section with all layers applied, and the origin of each field."""
+
+    value: T
+    origins: Mapping[str, Origin] = field(default_factory=dict)
+
+
+class Settings:
+    """The layers below the flags: one file that was read, and the environment."""
+
+    def __init__(self, tables: Mapping[str, Any], file: str, environ: Mapping[str, str]) -> None:
+        """Use `load`; tests give the layers themselves."""
+        self._tables = tables
+        self._environ = environ
+        self.file = file
+
+    @classmethod
+    def load(cls, config: str | Path | None = None, environ: Mapping[str, str] | None = None) -> Settings:
+        """Read the file, if there is one.
+
+        Raises:
+            ConfigError: the file that was named can't be read, or has a section that isn't one.
+        """
+        environ = os.environ if environ is None else environ
+        named = config or environ.get("REELWIRE_CONFIG")
+        path = Path(named or FILE_DEFAULT)
+        if not named and not path.is_file():
+            return cls({}, "", environ)
+        try:
+            tables = tomllib.loads(path.read_text(encoding="utf-8"))
+        except OSError as error:
+            raise ConfigError("config", f"{path} can't be read: {error.strerror or error}") from None
+        except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+            raise ConfigError("config", f"{path} is no TOML file: {error}") from None
+        accepted = (*SECTIONS, TOPOLOGY)
+        for name, table in tables.items():
+            if name not in accepted:
+                raise ConfigError(name, f"unknown section in {path}; accepted: {', '.join(accepted)}")
+            if not isinstance(table, list if name == TOPOLOGY else dict):
+                written = f"[[{name}]]" if name == TOPOLOGY else f"[{name}]"
+                raise ConfigError(name, f"is no table in {path}; accepted: {written} with names and values")
+        return cls(tables, str(path), environ)
+
+    def resolve(self, section: str, kind: type[T], flags: Mapping[str, Any] | None = None) -> Resolved[T]:
+        """Apply all layers to a section.
+
+        Args:
+            section: its name.
+            kind: the dataclass that has the fields and their defaults, and checks the whole when it is made.
+            flags: field name to value; None stands for a flag that wasn't given.
+
+        Raises:
+            ConfigError: a name is unknown or a value isn't accepted; the sentence says where it came from.
+        """
+        known = hints(kind)
+        given: dict[str, tuple[Any, Origin]] = {}
+        for name, value in self._table(section).items():
+            _check_known(section, name, known, self.file)
+            given[name] = value, Origin("file", self.file)
+        for name, variable, text in self._variables(section, known):
+            given[name] = text, Origin("environment", variable)
+        for name, value in (flags or {}).items():
+            if value is not None:
+                given[name] = value, Origin("flag", flag_name(name))
+        return _made(section, kind, known, given)
+
+    def workers(self, kind: type[T]) -> list[Resolved[T]]:
+        """The workers of the file's topology, each on top of ``[worker]``.
+
+        Raises:
+            ConfigError: as `resolve`.
+        """
+        known = hints(kind)
+        made = []
+        for number, table in enumerate(self._tables.get(TOPOLOGY, ()), start=1):
+            section = f"{TOPOLOGY}[{number}]"
+            if not isinstance(table, Mapping):
+                raise ConfigError(section, f"is no table in {self.file}; accepted: [[{TOPOLOGY}]]")
+            given: dict[str, tuple[Any, Origin]] = {}
+            for layer in (self._table("worker"), table):
+                for name, value in layer.items():
+                    _check_known(section, name, known, self.file)
+                    given[name] = value, Origin("file", self.file)
+            made.append(_made(section, kind, known, given))
+        return made
+
+    def _table(self, section: str) -> Mapping[str, Any]:
+        table: Mapping[str, Any] = self._tables.get(section, {})
+        return table
+
+    def _variables(self, section: str, known: Mapping[str, Any]) -> list[tuple[str, str, str]]:
+        variables = {environment_name(section, name): name for name in known}
+        prefix = f"REELWIRE_{section.upper()}_"
+        found = []
+        for variable, text in sorted(self._environ.items()):
+            if variable in variables:
+                found.append((variables[variable], variable, text))
+            elif variable.startswith(prefix):
+                accepted = ", ".join(sorted(variables))
+                raise ConfigError(variable, f"unknown setting in the environment; accepted: {accepted}")
+        return found
+
+
+def environment_name(section: str, name: str) -> str:
+    """The variable that sets a field."""
+    return ENVIRONMENT_NAMES.get((section, name), f"REELWIRE_{section.upper()}_{name.upper()}")
+
+
+def flag_name(name: str) -> str:
+    """The flag that sets a field."""
+    return f"--{name.replace('_', '-')}"
+
+
+def hints(kind: type[Any]) -> dict[str, Any]:
+    """Field name to type, of the fields that can be set."""
+    resolved = typing.get_type_hints(kind)
+    return {item.name: resolved[item.name] for item in dataclasses.fields(kind) if item.init}
+
+
+def convert(field_name: str, kind: Any, value: Any, origin: Origin) -> Any:
+    """A value as the type of its field; texts are read as numbers, lists and truth values where the field is one.
+
+    Raises:
+        ConfigError: it can't be.
+    """
+    options = typing.get_args(kind)
+    base = typing.get_origin(kind)
+    if base in (typing.Union, types.UnionType):
+        if value in (None, "", "none") and type(None) in options:
+            return None
+        (kind,) = (option for option in options if option is not type(None)) if len(options) == 2 else (str,)
+        return convert(field_name, kind, value, origin)
+    if base is Literal:
+        text = value if value in options else str(value)
+        if text not in options:
+            raise _refused(field_name, value, origin, ", ".join(str(option) for option in options))
+        return text
+    if base in (tuple, list):
+        return _sequence(field_name, options[0] if options else str, value, origin)
+    if base is not None and issubclass(base, Mapping):
+        return _mapping(field_name, value, origin)
+    return _scalar(field_name, kind, value, origin)
+
+
+def plain_value(text: str) -> Any:
+    """A value as TOML would read it (``4``, ``0.5``, ``true``, ``[1, 2]``), else the text itself."""
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text
+
+
+def _made(
+    section: str, kind: type[T], known: Mapping[str, Any], given: Mapping[str, tuple[Any, Origin]]
+) -> Resolved[T]:
+    values = {name: convert(f"{section}.{name}", known[name], value, origin) for name, (value, origin) in given.items()}
+    origins = {name: given[name][1] if name in given else Origin("default") for name in known}
+    try:
+        made = kind(**values)
+    except ConfigError as error:
+        origin = origins.get(error.field)
+        came_from = f" ({origin})" if origin is not None and origin.layer != "default" else ""
+        raise ConfigError(f"{section}.{error.field}", f"{error.reason}{came_from}") from None
+    except TypeError:
+        missing = [
+            item.name
+            for item in dataclasses.fields(typing.cast("Any", kind))
+            if item.init
+            and item.name not in values
+            and item.default is dataclasses.MISSING
+            and item.default_factory is dataclasses.MISSING
+        ]
+        if not missing:
+            raise
+        raise ConfigError(f"{section}.{missing[0]}", "is required and has no default") from None
+    return Resolved(made, origins)
+
+
+def _check_known(section: str, name: str, known: Mapping[str, Any], file: str) -> None:
+    if name not in known:
+        raise ConfigError(f"{section}.{name}", f"unknown setting in {file}; accepted: {', '.join(known)}")
+
+
+def _sequence(field_name: str, kind: Any, value: Any, origin: Origin) -> tuple[Any, ...]:
+    if isinstance(value, str):
+        value = [part.strip() for part in value.split(",") if part.strip()]
+    if not isinstance(value, list | tuple):
+        raise _refused(field_name, value, origin, "a list")
+    return tuple(convert(field_name, kind, item, origin) for item in value)
+
+
+def _mapping(field_name: str, value: Any, origin: Origin) -> dict[str, Any]:
+    if isinstance(value, Mapping):
+        return {str(name): item for name, item in value.items()}
+    parts = _sequence(field_name, str, value, origin)
+    made = {}
+    for part in parts:
+        name, equals, text = part.partition("=")
+        if not (name.strip() and equals):
+            raise _refused(field_name, part, origin, "NAME=VALUE")
+        made[name.strip()] = plain_value(text.strip())
+    return made
+
+
+def _scalar(field_name: str, kind: Any, value: Any, origin: Origin) -> Any:
+    if kind is bool:
+        truth = {
+            "1": True,
+            "true": True,
+            "yes": True,
+            "on": True,
+            "0": False,
+            "false": False,
+            "no": False,
+            "off": False,
+        }
+        if isinstance(value, bool):
+            return value
+        if isinstance(value, str) and value.strip().lower() in truth:
+            return truth[value.strip().lower()]
+        raise _refused(field_name, value, origin, "true or false")
+    if kind in (int, float):
+        if isinstance(value, kind | int) and not isinstance(value, bool):
+            return kind(value)
+        try:
+            return kind(value) if isinstance(value, str) else _not_a_number()
+        except ValueError:
+            raise _refused(field_name, value, origin, "an integer" if kind is int else "a number") from None
+    if kind is Path:
+        if isinstance(value, str | Path) and str(value):
+            return Path(value)
+        raise _refused(field_name, value, origin, "a path")
+    if kind is str:
+        if isinstance(value, str):
+            return value
+        raise _refused(field_name, value, origin, "a text")
+    return value
+
+
+def _not_a_number() -> Any:
+    raise ValueError
+
+
+def _refused(field_name: str, value: Any, origin: Origin, accepted: str) -> ConfigError:
+    return ConfigError(field_name, f"{value!r} ({origin}) is not accepted; accepted: {accepted}")

@@ -1,0 +1,161 @@
+"""A recorded path becomes one control of poses per chunk."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import struct
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from reelwire.errors import RequestError
+from reelwire.poses import controls_from_folder, resampled_poses
+from reelwire.spec import Edge, StageSpec, StreamSpec
+
+WORLD = StreamSpec(
+    name="world",
+    stages=(StageSpec("denoise", ("control",), ("frames",)),),
+    edges=(Edge("control"), Edge("frames")),
+    external_inputs=("control",),
+    outputs=("frames",),
+    initialize_order=("denoise",),
+    control="control",
+    chunks_max=341,
+    frames_first=9,
+    frames_next=12,
+    frame_stride=4,
+    fps=16,
+    control_tensors=("poses", "intrinsics", "action"),
+)
+
+
+def pose(x: float, yaw_degrees: float = 0.0) -> NDArray[np.float64]:
+    """Camera at (x, 0, 0), turned about y."""
+    turned = np.eye(4)
+    c, s = math.cos(math.radians(yaw_degrees)), math.sin(math.radians(yaw_degrees))
+    turned[:3, :3] = np.array([[c, 0, s], [0, 1, 0], [-s, 0, c]])
+    turned[0, 3] = x
+    return turned
+
+
+def write_path(folder: Path, frames: int, action: bool = False) -> NDArray[np.float64]:
+    """A straight walk of that many frames."""
+    path = np.stack([pose(0.1 * frame, frame) for frame in range(frames)])
+    np.save(folder / "poses.npy", path)
+    np.save(folder / "intrinsics.npy", np.tile([500.0, 500.0, 416.0, 240.0], (frames, 1)))
+    if action:
+        np.save(folder / "action.npy", np.arange(frames * 4).reshape(frames, 4))
+    return path
+
+
+def test_halfway_between_two_poses_is_half_the_way_and_half_the_turn() -> None:
+    """Translation is linear; rotation turns at constant speed: 0 and 90 degrees give 22.5, 45, 67.5 between."""
+    made = resampled_poses(np.stack([pose(0, 0), pose(4, 90)]), 5)
+    for step, x, yaw in ((0, 0, 0), (1, 1, 22.5), (2, 2, 45), (3, 3, 67.5), (4, 4, 90)):
+        np.testing.assert_allclose(made[step], pose(x, yaw), atol=1e-12)
+
+
+def test_the_shorter_way_around_is_taken() -> None:
+    """From 170 to -170 degrees the turn goes through 180, not through 0."""
+    made = resampled_poses(np.stack([pose(0, 170), pose(0, -170)]), 3)
+    np.testing.assert_allclose(made[1], pose(0, 180), atol=1e-12)
+
+
+@pytest.mark.parametrize("axis", [0, 1, 2])
+@pytest.mark.parametrize("degrees", [0.0, 1e-7, 90.0, 179.999, 180.0])
+def test_poses_at_positions_of_the_path_are_the_paths_own(axis: int, degrees: float) -> None:
+    """With as many poses as there are, each comes back, half turns about each axis included."""
+    a, b = [k for k in range(3) if k != axis]
+    turned = np.eye(4)
+    turned[a, a] = turned[b, b] = math.cos(math.radians(degrees))
+    turned[a, b], turned[b, a] = -math.sin(math.radians(degrees)), math.sin(math.radians(degrees))
+    path = np.stack([np.eye(4), turned, np.eye(4)])
+    np.testing.assert_allclose(resampled_poses(path, 3), path, atol=1e-9)
+
+
+def test_video_rate_gives_every_fourth_pose_in_chunks(tmp_path: Path) -> None:
+    """21 frames at video rate are 6 latent frames: two chunks of three poses, those of frames 0, 4, 8, ..."""
+    path = write_path(tmp_path, 21)
+    controls = controls_from_folder(tmp_path, WORLD, 2)
+    assert len(controls) == 2
+    for index, control in enumerate(controls):
+        assert control.poses is not None
+        np.testing.assert_allclose(control.poses, path[::4][3 * index : 3 * index + 3], atol=1e-12)
+        assert control.intrinsics is not None
+        assert control.intrinsics.tolist() == [500.0, 500.0, 416.0, 240.0]
+
+
+def test_action_flags_are_those_of_the_latent_frames(tmp_path: Path) -> None:
+    """Every fourth row goes with its pose."""
+    write_path(tmp_path, 21, action=True)
+    first, second = controls_from_folder(tmp_path, WORLD, 2)
+    assert first.action is not None
+    assert second.action is not None
+    assert first.action[:, 0].tolist() == [0, 16, 32]
+    assert second.action[:, 0].tolist() == [48, 64, 80]
+
+
+def test_a_path_fills_as_many_chunks_as_it_can(tmp_path: Path) -> None:
+    """37 frames are 9 + 12 + 12 and four more: cut to three chunks, or refused when asked to be strict."""
+    write_path(tmp_path, 37)
+    assert len(controls_from_folder(tmp_path, WORLD)) == 3
+    with pytest.raises(RequestError, match="frames"):
+        controls_from_folder(tmp_path, WORLD, policy="strict")
+
+
+def test_what_does_not_fit_is_refused_by_name(tmp_path: Path) -> None:
+    """A missing folder or file, a wrong shape, a short path and infinities each name their field."""
+    with pytest.raises(RequestError, match="is no folder"):
+        controls_from_folder(tmp_path / "nowhere", WORLD)
+    with pytest.raises(RequestError, match=r"poses\.npy is not there"):
+        controls_from_folder(tmp_path, WORLD)
+    write_path(tmp_path, 9)
+    with pytest.raises(RequestError, match="9 frames for a session of 21"):
+        controls_from_folder(tmp_path, WORLD, 2)
+    np.save(tmp_path / "poses.npy", np.full((9, 4, 4), np.inf))
+    with pytest.raises(RequestError, match="not finite"):
+        controls_from_folder(tmp_path, WORLD, 1)
+    np.save(tmp_path / "poses.npy", np.zeros((9, 3, 4)))
+    with pytest.raises(RequestError, match=r"\[9, 3, 4\]"):
+        controls_from_folder(tmp_path, WORLD, 1)
+    write_path(tmp_path, 9)
+    (tmp_path / "intrinsics.npy").write_bytes(b"not numpy")
+    with pytest.raises(RequestError, match="can't be read"):
+        controls_from_folder(tmp_path, WORLD, 1)
+    np.save(tmp_path / "intrinsics.npy", np.array(["a"]))
+    with pytest.raises(RequestError, match="no plain numbers"):
+        controls_from_folder(tmp_path, WORLD, 1)
+
+
+def read_safetensors(path: Path) -> dict[str, NDArray[np.float32]]:
+    """float32 tensors of a safetensors file: an 8-byte length, a JSON header, then the bytes."""
+    data = path.read_bytes()
+    (length,) = struct.unpack("<Q", data[:8])
+    header = json.loads(data[8 : 8 + length])
+    header.pop("__metadata__", None)
+    body = data[8 + length :]
+    return {
+        name: np.frombuffer(body[entry["data_offsets"][0] : entry["data_offsets"][1]], np.float32).reshape(
+            entry["shape"]
+        )
+        for name, entry in header.items()
+        if entry["dtype"] == "F32"
+    }
+
+
+def test_recorded_paths_are_resampled_as_recorded() -> None:
+    """Dense and sparse recorded paths agree with the recorded latent poses within 2e-6."""
+    golden = os.environ.get("REELWIRE_GOLDEN")
+    if not golden:
+        pytest.skip("REELWIRE_GOLDEN names no folder of recorded numbers")
+    files = sorted((Path(golden) / "world" / "control").glob("offline_*.safetensors"))
+    assert files
+    for file in files:
+        tensors = read_safetensors(file)
+        wanted = tensors["resampled_poses"]
+        made = resampled_poses(tensors["poses"].astype(np.float64), wanted.shape[0])
+        np.testing.assert_allclose(made, wanted, atol=2e-6, rtol=0, err_msg=file.name)
