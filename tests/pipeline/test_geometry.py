@@ -1,0 +1,180 @@
+"""Sizes of world sessions, and pictures in and out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from reelwire.pipeline.world.geometry import (
+    Frames,
+    Geometry,
+    attention_tokens,
+    cache_tokens,
+    check_cache,
+    frames_of,
+    frames_to_bytes,
+    frames_within,
+    image_to_tensor,
+    output_size,
+    span_of,
+    warmup_frames,
+)
+from reelwire.spec import RequestError
+
+
+def refused(call: Callable[[], object], field: str) -> str:
+    with pytest.raises(RequestError) as caught:
+        call()
+    assert caught.value.field == field
+    return caught.value.reason
+
+
+def test_a_landscape_picture_of_the_default_area_loses_a_row_of_tokens() -> None:
+    """Rounding twice gives 832 x 464 for a picture of 832 x 480, while the upright one keeps its size."""
+    assert output_size(480, 832) == (464, 832)
+    assert output_size(832, 480) == (832, 480)
+
+
+@pytest.mark.parametrize("height", [31, 240, 480, 1080])
+@pytest.mark.parametrize("width", [57, 240, 832, 1921])
+def test_output_sizes_are_whole_tokens_within_the_area(height: int, width: int) -> None:
+    """Both sides are multiples of 16, and the area isn't exceeded."""
+    rows, columns = output_size(height, width, 100_000)
+    assert rows % 16 == columns % 16 == 0
+    assert rows * columns <= 100_000
+
+
+def test_an_extreme_picture_is_refused_for_a_session() -> None:
+    """The bare function gives 0, a session says why it can't be."""
+    assert output_size(1, 10_000) == (0, 63184)
+    assert "63184 x 0" in refused(lambda: Geometry.of_image(1, 10_000), "image")
+    refused(lambda: Geometry.of_image(0, 100), "image")
+    refused(lambda: Geometry.of_image(100, 100, area=-5), "area")
+
+
+def test_a_geometry_counts_latents_and_tokens() -> None:
+    """A latent cell is 8 x 8 pixels, a token 2 x 2 cells."""
+    geometry = Geometry.of_image(832, 480)
+    assert (geometry.height, geometry.width) == (832, 480)
+    assert (geometry.latent_height, geometry.latent_width, geometry.frame_tokens) == (104, 60, 1560)
+
+
+def test_frames_fill_whole_chunks() -> None:
+    """81 frames are 21 latent frames: 7 chunks of 3; with chunks of 4 the last one is refused or dropped."""
+    assert frames_of(81, 3) == Frames(81, 21, 7)
+    assert frames_of(81, 4, "truncate") == Frames(77, 20, 5)
+    assert refused(lambda: frames_of(81, 4), "frames").endswith("accepted: 77 or 93")
+    assert refused(lambda: frames_of(9, 4, "truncate"), "frames").endswith("accepted: 13")
+
+
+@pytest.mark.parametrize("frames", [0, -3, 80, 81.0, True, "81"])
+def test_a_count_that_is_no_count_of_frames_is_refused(frames: Any) -> None:
+    """Only positive integers of the form 4k+1 are counts of frames."""
+    refused(lambda: frames_of(frames, 1), "frames")
+
+
+@pytest.mark.parametrize("chunk_size", [0, -1, True, 3.0, "3"])
+def test_a_chunk_size_is_a_positive_integer(chunk_size: Any) -> None:
+    """Nothing else is taken for one, not even 3.0 or True."""
+    refused(lambda: frames_of(81, chunk_size), "chunk_size")
+    refused(lambda: frames_within(1, 16, chunk_size), "chunk_size")
+
+
+def test_the_policy_is_one_of_two() -> None:
+    """An unknown policy is refused with the known ones."""
+    assert "strict, truncate" in refused(lambda: frames_of(81, 3, "STRICT"), "policy")
+
+
+def test_the_longest_session_within_a_time() -> None:
+    """20 s at 16 fps hold 81 latent frames, 27 chunks of 3; 0.4 s hold none."""
+    assert frames_within(20, 16, 3) == Frames(321, 81, 27)
+    assert refused(lambda: frames_within(0.4, 16, 3), "seconds").endswith("accepted: 0.5 s or more")
+    assert frames_within(0.5, 16, 3).chunks == 1
+    refused(lambda: frames_within(float("nan"), 16, 3), "seconds")
+
+
+@pytest.mark.parametrize("chunk_size", [1, 3, 4])
+def test_spans_of_chunks_join_without_a_gap(chunk_size: int) -> None:
+    """The first chunk has 1 + 4*(n-1) pixel frames, later ones 4*n, and each starts where the one before ends."""
+    pixel_end = latent_end = 0
+    for index in range(4):
+        span = span_of(index, chunk_size)
+        assert (span.pixel_start, span.latent_start) == (pixel_end, latent_end)
+        pixel_end, latent_end = span.pixel_end, span.latent_end
+        assert latent_end == (index + 1) * chunk_size
+        assert pixel_end - span.pixel_start == 4 * chunk_size - (3 if index == 0 else 0)
+        assert frames_of(pixel_end, chunk_size).chunks == index + 1
+
+
+def test_cache_sizes_are_counted_in_tokens() -> None:
+    """A negative window keeps all frames, 0 keeps none; the attention limit is the cache unless given."""
+    assert cache_tokens(1508, 21, -1) == 31668
+    assert cache_tokens(1508, 21, 9) == 13572
+    assert cache_tokens(1508, 21, 0) == 0
+    assert attention_tokens(13572) == 13572
+    assert attention_tokens(13572, 4000) == 4000
+
+
+def test_an_attention_that_cannot_work_is_refused() -> None:
+    """Too long a session, too small a window, a limit that hides the sink or a part of the chunk."""
+    geometry = Geometry(32, 32)
+    check_cache(geometry, 1023, 3, -1, 1)
+    check_cache(geometry, 21, 3, 5, 2)
+    check_cache(geometry, 21, 3, 5, 0, limit=12)
+    assert "up to 4089 frames" in refused(lambda: check_cache(geometry, 1026, 3, -1, 0), "frames")
+    assert "accepted: 5 or more" in refused(lambda: check_cache(geometry, 21, 3, 4, 2), "window")
+    refused(lambda: check_cache(geometry, 21, 3, 0, 0), "window")
+    assert "accepted: 20 or more" in refused(lambda: check_cache(geometry, 21, 3, 5, 2, limit=19), "attention_limit")
+    assert "accepted: 12 or more" in refused(lambda: check_cache(geometry, 21, 3, 5, 0, limit=11), "attention_limit")
+
+
+def test_a_warm_up_has_both_kinds_of_chunk() -> None:
+    """Its frames are exactly two chunks."""
+    for chunk_size in (1, 3, 5):
+        assert frames_of(warmup_frames(chunk_size), chunk_size).chunks == 2
+
+
+def test_a_picture_is_scaled_to_minus_one_to_one() -> None:
+    """Without a change of size pixels map one to one: 0 to -1, 255 to 1, channels first."""
+    image = np.zeros((16, 32, 3), dtype=np.uint8)
+    image[..., 1] = 255
+    tensor = image_to_tensor(image, 16, 32)
+    assert tensor.dtype == torch.float32
+    assert torch.equal(tensor, torch.tensor([-1.0, 1.0, -1.0])[:, None, None].expand(3, 16, 32))
+
+
+def test_stretching_may_overshoot() -> None:
+    """Bicubic interpolation of a hard edge leaves [-1, 1] and isn't clamped."""
+    image = np.zeros((8, 8, 3), dtype=np.uint8)
+    image[:, 4:] = 255
+    tensor = image_to_tensor(image, 16, 32)
+    assert tensor.shape == (3, 16, 32)
+    assert tensor.max() > 1
+    assert tensor.min() < -1
+
+
+@pytest.mark.parametrize("shape", [(4, 4), (4, 4, 4), (0, 4, 3)])
+def test_what_is_no_rgb_picture_is_refused(shape: tuple[int, ...]) -> None:
+    """Grey, transparent and empty pictures are refused, and so are floats."""
+    refused(lambda: image_to_tensor(np.zeros(shape, dtype=np.uint8), 16, 16), "image")
+    refused(lambda: image_to_tensor(np.zeros((4, 4, 3), dtype=np.float32), 16, 16), "image")
+
+
+def test_bytes_of_frames_are_truncated() -> None:
+    """0 is 127.5 and becomes 127; what lies outside of [-1, 1] is clamped; channels come last."""
+    frames = torch.tensor([-1.0, 0.0, 1.0, 7.0]).reshape(1, 1, 2, 2).expand(3, 1, 2, 2)
+    pixels = frames_to_bytes(frames)
+    assert pixels.shape == (1, 2, 2, 3)
+    assert pixels[0, :, :, 0].flatten().tolist() == [0, 127, 255, 255]
+    assert pixels.is_contiguous()
+
+
+def test_a_picture_survives_there_and_back() -> None:
+    """Bytes to tensor to bytes loses at most one level by truncation."""
+    image = torch.arange(256, dtype=torch.uint8).reshape(16, 16, 1).expand(16, 16, 3)
+    back = frames_to_bytes(image_to_tensor(image, 16, 16)[:, None])[0]
+    assert (image.int() - back.int()).abs().max() <= 1
