@@ -1,0 +1,44 @@
+"""What a broker's core wants done: a closed set, performed in order by the loop."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from reelwire.messages import FromBroker
+
+Level = Literal["debug", "info", "warning", "error"]
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """Send a message to a connection, in an envelope with the attachment number."""
+
+    route: bytes
+    attachment: int
+    message: FromBroker
+
+
+@dataclass(frozen=True, slots=True)
+class Forget:
+    """Drop what waits to be sent to the connection."""
+
+    route: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Log:
+    """A structured line; `fields` holds ``event_id``, the running number of the event that led to it."""
+
+    level: Level
+    event: str
+    fields: Mapping[str, object]
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """Leave the loop."""
+
+
+Action = Send | Forget | Log | Stop

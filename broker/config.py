@@ -1,0 +1,97 @@
+"""Settings of a broker: every limit has a name with its unit and a default."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, fields
+
+from reelwire.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerConfig:
+    """What a broker is told at its start.
+
+    Attributes:
+        listen: endpoint to bind, ``tcp://HOST:PORT`` (``*`` as the port: any free one) or ``ipc://PATH``.
+        insecure: bind to an address that other machines reach although nothing is encrypted.
+        heartbeat_s: interval of signs of life, both ways.
+        missed: intervals of silence after which a peer is dead.
+        busy_for_s_max: longest silence that a peer may announce, in seconds.
+        client_grace_s: how long a session outlives its client.
+        control_idle_s: a session without a control for so long is closed.
+        stall_s: a session whose client acknowledges nothing for so long is closed.
+        placement_timeout_s: how long a session waits for room at the workers.
+        close_timeout_s: how long a drain or the release of one stage may take before the stage counts as hung.
+        drain_s: how long a broker that was asked to stop waits for its sessions.
+        result_keep_s: how long chunks that nobody acknowledged outlive their session's stages.
+        retry_after_s: what a refused client is advised to wait.
+        release_attempts: how often the release of a stage is tried.
+        sessions_max: most sessions at once.
+        peers_max: most clients and workers at once.
+        frame_bytes_max: largest frame of a message.
+        header_bytes_max: largest header of a message.
+        control_bytes_max: largest control message.
+        image_bytes_max: largest tensor of a session request.
+        outbox_bytes_max: most bytes that wait for one peer.
+        outbox_messages_max: most messages that wait for one peer.
+        turn_messages_max: messages that are read before the loop looks at anything else.
+        status_sessions_max: sessions that a status lists one by one.
+        linger_s: how long the last messages may take to leave at the end.
+    """
+
+    listen: str = "tcp://127.0.0.1:7461"
+    insecure: bool = False
+    heartbeat_s: float = 1.0
+    missed: int = 3
+    busy_for_s_max: float = 600.0
+    client_grace_s: float = 30.0
+    control_idle_s: float = 300.0
+    stall_s: float = 120.0
+    placement_timeout_s: float = 30.0
+    close_timeout_s: float = 30.0
+    drain_s: float = 60.0
+    result_keep_s: float = 86400.0
+    retry_after_s: float = 5.0
+    release_attempts: int = 3
+    sessions_max: int = 4096
+    peers_max: int = 10_000
+    frame_bytes_max: int = 256 << 20
+    header_bytes_max: int = 1 << 20
+    control_bytes_max: int = 64 << 10
+    image_bytes_max: int = 32 << 20
+    outbox_bytes_max: int = 64 << 20
+    outbox_messages_max: int = 10_000
+    turn_messages_max: int = 256
+    status_sessions_max: int = 256
+    linger_s: float = 1.0
+
+    def __post_init__(self) -> None:
+        """Check every setting.
+
+        Raises:
+            ConfigError: one is of another type or out of its bounds; it names the field.
+        """
+        for field in fields(self):
+            _check(field.name, str(field.type), getattr(self, field.name))
+        if not self.listen.startswith(("tcp://", "ipc://")):
+            raise ConfigError("listen", f"{self.listen!r} is no endpoint; accepted: tcp://HOST:PORT or ipc://PATH")
+
+    def limits(self) -> dict[str, int]:
+        """What a peer is told of the limits at its hello; the units are in the names."""
+        names = ("frame_bytes_max", "header_bytes_max", "control_bytes_max", "image_bytes_max", "sessions_max")
+        return {name: getattr(self, name) for name in names}
+
+
+def _check(name: str, kind: str, value: object) -> None:
+    if kind == "str":
+        if not isinstance(value, str) or not value:
+            raise ConfigError(name, f"{value!r} is not a text")
+    elif kind == "bool":
+        if not isinstance(value, bool):
+            raise ConfigError(name, f"{value!r} is not true or false")
+    elif kind == "int":
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise ConfigError(name, f"{value!r} is not a whole number of 1 and more")
+    elif isinstance(value, bool) or not isinstance(value, int | float) or not (math.isfinite(value) and value > 0):
+        raise ConfigError(name, f"{value!r} is not a finite number above 0")
