@@ -21,8 +21,6 @@ TEMPORAL_STRIDE = 4
 PATCH = 2
 SIZE_MULTIPLE = SPATIAL_STRIDE * PATCH
 AREA_DEFAULT = 480 * 832
-LATENTS_MAX = 1024
-"""Latent frames of the longest session: positions of the rotary table."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,60 +165,6 @@ def span_of(index: int, chunk_size: int) -> Span:
     """The latent and pixel frames of chunk `index`."""
     start, end = index * chunk_size, (index + 1) * chunk_size
     return Span(start, end, _pixel_frames(start), _pixel_frames(end))
-
-
-def cache_tokens(frame_tokens: int, latent_frames: int, window: int) -> int:
-    """Capacity of a key/value cache in tokens.
-
-    Args:
-        frame_tokens: tokens of a latent frame.
-        latent_frames: latent frames of the session.
-        window: latent frames that are kept; negative keeps all. 0 gives an empty cache.
-    """
-    return frame_tokens * (latent_frames if window < 0 else window)
-
-
-def attention_tokens(cache: int, limit: int | None = None) -> int:
-    """How many tokens of the cache a query sees at most: the limit that was asked for, else the whole cache."""
-    return cache if limit is None else limit
-
-
-def check_cache(
-    geometry: Geometry, latent_frames: int, chunk_size: int, window: int, sink: int, limit: int | None = None
-) -> None:
-    """Refuse a session whose attention can't work as it was asked for.
-
-    Args:
-        geometry: the size of its frames.
-        latent_frames: its length.
-        chunk_size: latent frames of a chunk.
-        window: latent frames that the cache keeps; negative keeps all.
-        sink: first latent frames that are never evicted.
-        limit: tokens that a query may see; None for all that are kept.
-
-    Raises:
-        RequestError: the session is longer than the rotary table, or the window has no room for the sink and a chunk, or
-            the limit hides the sink or a part of the chunk itself.
-    """
-    if latent_frames > LATENTS_MAX:
-        raise RequestError(
-            "frames",
-            f"{latent_frames} latent frames are more than the model's {LATENTS_MAX} positions; "
-            f"accepted: up to {_pixel_frames(LATENTS_MAX // chunk_size * chunk_size)} frames",
-        )
-    if 0 <= window < sink + chunk_size:
-        raise RequestError(
-            "window",
-            f"{window} latent frames don't hold the sink of {sink} and a chunk of {chunk_size}; "
-            f"accepted: {sink + chunk_size} or more, or a negative number for all",
-        )
-    cache = cache_tokens(geometry.frame_tokens, latent_frames, window)
-    least = cache if sink else chunk_size * geometry.frame_tokens
-    if attention_tokens(cache, limit) < least:
-        raise RequestError(
-            "attention_limit",
-            f"{limit} tokens hide {'the sink' if sink else 'a part of the chunk'}; accepted: {least} or more",
-        )
 
 
 def warmup_frames(chunk_size: int) -> int:

@@ -15,8 +15,6 @@ from reelwire.pipeline.world.control import check_kind
 from reelwire.pipeline.world.geometry import (
     AREA_DEFAULT,
     Geometry,
-    attention_tokens,
-    cache_tokens,
     frames_of,
     frames_within,
     image_to_tensor,
@@ -24,6 +22,7 @@ from reelwire.pipeline.world.geometry import (
     span_of,
     warmup_frames,
 )
+from reelwire.pipeline.world.kv_cache import CacheLimits
 from reelwire.spec import RequestError
 
 if TYPE_CHECKING:
@@ -118,13 +117,14 @@ def _kv(case: Case, found: Comparison, label: str) -> None:
     width, height = case["image"]
     geometry = Geometry(*output_size(height, width, case["max_area"]))
     size = case["chunk_size"]
-    cache = cache_tokens(geometry.frame_tokens, case["latent_frames"], case["local_attn_size"])
+    layout = CacheLimits(window=case["local_attn_size"]).layout(geometry.frame_tokens, case["latent_frames"])
+    limit = case["session_max_attention_size"]  # in tokens, where our requests speak of latent frames
     starts = [index * size * geometry.frame_tokens for index in range(len(case["current_start_of_chunk"]))]
     ours = {
         "out": [geometry.width, geometry.height],
         "frame_tokens": geometry.frame_tokens,
-        "kv_tokens": cache,
-        "max_attention_size": attention_tokens(cache, case["session_max_attention_size"]),
+        "kv_tokens": layout.capacity,
+        "max_attention_size": layout.attention if limit is None else limit,
         "current_start_of_chunk": starts,
         "tokens_per_chunk": size * geometry.frame_tokens,
     }

@@ -12,9 +12,6 @@ import torch
 from reelwire.pipeline.world.geometry import (
     Frames,
     Geometry,
-    attention_tokens,
-    cache_tokens,
-    check_cache,
     frames_of,
     frames_to_bytes,
     frames_within,
@@ -108,28 +105,6 @@ def test_spans_of_chunks_join_without_a_gap(chunk_size: int) -> None:
         assert latent_end == (index + 1) * chunk_size
         assert pixel_end - span.pixel_start == 4 * chunk_size - (3 if index == 0 else 0)
         assert frames_of(pixel_end, chunk_size).chunks == index + 1
-
-
-def test_cache_sizes_are_counted_in_tokens() -> None:
-    """A negative window keeps all frames, 0 keeps none; the attention limit is the cache unless given."""
-    assert cache_tokens(1508, 21, -1) == 31668
-    assert cache_tokens(1508, 21, 9) == 13572
-    assert cache_tokens(1508, 21, 0) == 0
-    assert attention_tokens(13572) == 13572
-    assert attention_tokens(13572, 4000) == 4000
-
-
-def test_an_attention_that_cannot_work_is_refused() -> None:
-    """Too long a session, too small a window, a limit that hides the sink or a part of the chunk."""
-    geometry = Geometry(32, 32)
-    check_cache(geometry, 1023, 3, -1, 1)
-    check_cache(geometry, 21, 3, 5, 2)
-    check_cache(geometry, 21, 3, 5, 0, limit=12)
-    assert "up to 4089 frames" in refused(lambda: check_cache(geometry, 1026, 3, -1, 0), "frames")
-    assert "accepted: 5 or more" in refused(lambda: check_cache(geometry, 21, 3, 4, 2), "window")
-    refused(lambda: check_cache(geometry, 21, 3, 0, 0), "window")
-    assert "accepted: 20 or more" in refused(lambda: check_cache(geometry, 21, 3, 5, 2, limit=19), "attention_limit")
-    assert "accepted: 12 or more" in refused(lambda: check_cache(geometry, 21, 3, 5, 0, limit=11), "attention_limit")
 
 
 def test_a_warm_up_has_both_kinds_of_chunk() -> None:
