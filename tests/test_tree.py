@@ -26,14 +26,12 @@ FILE_LINES_MAX = 500
 FILE_LINES_MEDIAN_MAX = 200
 FUNCTION_LINES_MAX = 70
 
-# Longer for a reason.
-LONGER = {"src/reelwire/messages.py": 650}  # a table: all messages, in one place
-
 # The first row of the table: each may import those before it, and nothing else of ours.
-DOWNWARD = ("errors", "spec", "tensors", "controls", "messages", "wire", "media")
+DOWNWARD = ("errors", "spec", "tensors", "controls", "parts", "messages", "wire", "media")
 # What stands on the first row: the SDK and the commands. They may import each other, downward.
 FACE = (
     "client_events",
+    "client_view",
     "client_core",
     "client_session",
     "client",
@@ -360,7 +358,7 @@ def test_files_are_small() -> None:
     paths = [path for path, _ in product()] + sources(ROOT / "tests") + sources(ROOT / "scripts")
     lines = {path: len(path.read_text(encoding="utf-8").splitlines()) for path in paths}
     counted = {path.relative_to(ROOT).as_posix(): count for path, count in lines.items()}
-    long = {name: count for name, count in counted.items() if count > LONGER.get(name, FILE_LINES_MAX)}
+    long = {name: count for name, count in counted.items() if count > FILE_LINES_MAX}
     assert not long, f"longer than {FILE_LINES_MAX} lines: {long}"
     written = [count for count in lines.values() if count]
     assert statistics.median(written) <= FILE_LINES_MEDIAN_MAX
