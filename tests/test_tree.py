@@ -33,6 +33,8 @@ FACE = (
     "client_events",
     "client_view",
     "client_core",
+    "client_values",
+    "client_loop",
     "client_session",
     "client",
     "__init__",

@@ -380,6 +380,30 @@ def check_parameters(spec: StreamSpec, given: Mapping[str, Plain]) -> dict[str, 
     return complete
 
 
+def check_tensors(spec: StreamSpec, given: Mapping[str, tuple[str, tuple[int, ...]]]) -> None:
+    """Check dtype and shape of the tensors of a request, by name.
+
+    Raises:
+        RequestError: a tensor is unknown, missing, of another dtype or of another shape.
+    """
+    known = {tensor.name: tensor for tensor in spec.tensors}
+    for name in given:
+        if name not in known:
+            raise RequestError(name, f"unknown tensor; accepted: {', '.join(known) or 'none'}")
+    for name, tensor in known.items():
+        accepted = f"{tensor.dtype}[{', '.join('any' if size == -1 else str(size) for size in tensor.shape)}]"
+        if name not in given:
+            if tensor.required:
+                raise RequestError(name, f"is required; accepted: {accepted}")
+            continue
+        dtype, shape = given[name]
+        fits = len(shape) == len(tensor.shape) and all(
+            want in (-1, have) and have > 0 for want, have in zip(tensor.shape, shape, strict=True)
+        )
+        if dtype != tensor.dtype or not fits:
+            raise RequestError(name, f"is {dtype}{list(shape)}; accepted: {accepted}")
+
+
 def _check_parameter(parameter: Parameter, value: Plain) -> bool | int | float | str:
     name = parameter.name
     accepted = {"string": (str,), "integer": (int,), "number": (int, float), "boolean": (bool,)}[parameter.kind]

@@ -1,0 +1,79 @@
+"""Streaming world-model sessions over ZeroMQ: the client, and the errors that it raises.
+
+Everything but the errors is loaded when it is first asked for, so that ``import reelwire`` stays fast.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+from .errors import (
+    BrokerUnreachable,
+    ConfigError,
+    ControlError,
+    OverloadError,
+    ReelwireError,
+    RequestError,
+    SessionClosed,
+    SessionError,
+    SessionFailed,
+    UsageError,
+    VersionMismatch,
+    WireError,
+)
+
+if TYPE_CHECKING:
+    from .client import Client
+    from .client_session import Chunk, Session
+    from .controls import Control, KeyTrace
+
+    __version__: str
+
+__all__ = [
+    "Client",
+    "Session",
+    "Chunk",
+    "Control",
+    "KeyTrace",
+    "ReelwireError",
+    "UsageError",
+    "RequestError",
+    "ConfigError",
+    "ControlError",
+    "SessionError",
+    "SessionFailed",
+    "SessionClosed",
+    "OverloadError",
+    "BrokerUnreachable",
+    "VersionMismatch",
+    "WireError",
+    "__version__",
+]
+
+
+_LAZY = {
+    "Client": "client",
+    "Chunk": "client_session",
+    "Session": "client_session",
+    "Control": "controls",
+    "KeyTrace": "controls",
+}
+
+
+def __getattr__(name: str) -> object:
+    value: object
+    if name == "__version__":
+        from importlib.metadata import version  # slow to import
+
+        value = version("reelwire")
+    elif name in _LAZY:
+        value = getattr(import_module(f".{_LAZY[name]}", __name__), name)
+    else:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,318 @@
+"""The client's I/O: one thread that owns the socket, and the one door through which every thread talks to the core.
+
+The core is guarded by a lock: whoever holds it hands an event in and performs the actions. Threads of the application
+only append to the outbox and wake the I/O thread; nobody but that thread touches the socket. It blocks until the
+socket or the wake pair is readable, or until the core's next deadline.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import math
+import os
+import re
+import socket
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable
+
+import zmq
+
+from . import client_events as e
+from . import messages, wire
+from .client_core import ClientCore
+from .errors import RequestError, UsageError, VersionMismatch, WireError
+
+OUTBOX_BYTES_MAX = 64 << 20
+LINGER_S = 0.5
+BATCH = 64
+_SNDHWM = 64
+_IPC_PATH_MAX = 107  # sizeof(sun_path) - 1
+_TCP = re.compile(r"tcp://(\[[0-9A-Fa-f:.%\w]+\]|[^\s:/\[\]]+):(\d{1,5})")
+
+_links: weakref.WeakSet[Link] = weakref.WeakSet()
+
+
+def check_endpoint(endpoint: str) -> None:
+    """Check that a client can connect to something of that form.
+
+    Raises:
+        RequestError: of the field ``endpoint``.
+    """
+    matched = _TCP.fullmatch(endpoint)
+    if matched and 1 <= int(matched[2]) <= 65535:
+        return
+    if endpoint.startswith("ipc://") and 0 < len(os.fsencode(endpoint[len("ipc://") :])) <= _IPC_PATH_MAX:
+        return
+    raise RequestError(
+        "endpoint", f"{endpoint!r} is not accepted; accepted: tcp://HOST:PORT or ipc://PATH of at most 107 bytes"
+    )
+
+
+class Link:
+    """A core, its lock, and the thread that moves its messages.
+
+    Args:
+        core: the protocol.
+        endpoint: where the broker listens, as `check_endpoint` accepts it.
+        limits: what is accepted from the broker.
+
+    Attributes:
+        core: read it and feed it only under `lock`.
+        lock: guards the core.
+        changed: is notified whenever something may have changed that a thread waits for.
+    """
+
+    def __init__(self, core: ClientCore, endpoint: str, limits: wire.Limits) -> None:
+        """Start the thread."""
+        self.core = core
+        self.lock = threading.RLock()
+        self.changed = threading.Condition(self.lock)
+        self._endpoint = endpoint
+        self._limits = limits
+        self._answers: dict[int, e.Done] = {}
+        self._next_call = 0
+        self._delivery: e.Delivery | None = None
+        self._outbox: deque[list[wire.Buffer]] = deque()
+        self._outbox_bytes = 0
+        self._reconnect = False
+        self._stopped = False
+        self._leaving = False
+        self._goodbye = False  # is the last thing that was sent, and worth waiting for
+        self._abandoned: deque[str] = deque()
+        self._pid = os.getpid()
+        self._wake_in, self._wake_out = socket.socketpair()
+        self._wake_in.setblocking(False)
+        self._wake_out.setblocking(False)
+        self._thread = threading.Thread(target=self._run, name="reelwire-client", daemon=True)
+        _links.add(self)
+        self._thread.start()
+
+    def feed(self, event: Callable[[float], e.Event]) -> None:
+        """Hand an event in, made from the time it is now.
+
+        Raises:
+            UsageError: the process was forked since the client was made.
+        """
+        self._check_process()
+        with self.lock:
+            self._perform(self.core.handle(event(time.monotonic())))
+
+    def call(self, event: Callable[[float, int], e.Event], timeout_s: float | None) -> object:
+        """Hand a call in and wait for its answer; without one in time it is withdrawn.
+
+        Raises:
+            TimeoutError: there was no answer within `timeout_s`.
+            ReelwireError: whatever the answer says.
+        """
+        self._check_process()
+        until = math.inf if timeout_s is None else time.monotonic() + timeout_s
+        with self.lock:
+            self._next_call += 1
+            number = self._next_call
+            self.feed(lambda now: event(now, number))
+            try:
+                self.wait_for(lambda: number in self._answers, until)
+            except BaseException:
+                self.feed(lambda now: e.Withdraw(now, number))
+                self._answers.pop(number, None)
+                raise
+            done = self._answers.pop(number)
+        if done.error is not None:
+            raise done.error
+        return done.value
+
+    def take(self, session: str) -> e.Delivery | None:
+        """Acknowledge the chunks that were taken, and take the next one if it is there."""
+        self._check_process()
+        with self.lock:
+            self._delivery = None
+            self.feed(lambda now: e.Take(now, session))
+            return self._delivery
+
+    def wait_for(self, true: Callable[[], bool], until: float) -> None:
+        """Block, with the lock held, until something is true.
+
+        Raises:
+            TimeoutError: it isn't at the time `until`, in seconds of the monotonic clock.
+        """
+        while not true():
+            left = until - time.monotonic()
+            if left <= 0:
+                raise TimeoutError("no answer within the time limit")
+            self.changed.wait(min(left, threading.TIMEOUT_MAX))
+
+    def abandon(self, session: str) -> None:
+        """Say that nobody holds the session any more; takes no lock, so that a finalizer may call it."""
+        self._abandoned.append(session)
+        self._wake()
+
+    def leave(self) -> None:
+        """Ask the thread to say goodbye and end; takes no lock, so that a finalizer may call it."""
+        self._leaving = True
+        self._wake()
+
+    def join(self, timeout_s: float) -> None:
+        """Wait for the thread's end."""
+        if self._thread is not threading.current_thread():
+            self._thread.join(timeout_s)
+
+    # --- under the lock ------------------------------------------------------------------------------------------------
+
+    def _perform(self, actions: list[e.Action]) -> None:
+        for action in actions:
+            match action:
+                case e.Send(attachment=attachment, message=message):
+                    self._goodbye = isinstance(message, messages.Goodbye)
+                    self._put(wire.encode(message, attachment))
+                case e.Done(call=call):
+                    self._answers[call] = action
+                case e.Delivery():
+                    self._delivery = action
+                case e.Reconnect():
+                    self._reconnect = True
+                case e.Stop():
+                    self._stopped = True
+                case e.Changed():
+                    pass
+            if not isinstance(action, e.Send):
+                self.changed.notify_all()
+        if actions:
+            self._wake()
+
+    def _check_process(self) -> None:
+        if os.getpid() != self._pid:
+            raise UsageError("a client can't be used in a forked process; make one there")
+
+    def _put(self, frames: list[wire.Buffer]) -> None:
+        # One message over at most: a big one must not wait for ever for a room that it can't have.
+        if self._outbox_bytes > OUTBOX_BYTES_MAX:
+            self.feed(e.OutboxFull)
+            return
+        self._outbox.append(frames)
+        self._outbox_bytes += _size(frames)
+
+    def _wake(self) -> None:
+        with contextlib.suppress(OSError):  # full: the thread will wake anyway; closed: it has ended
+            self._wake_out.send(b"\0")
+
+    # --- the thread ----------------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        try:
+            with zmq.Context() as context:
+                self._serve(context)
+        except BaseException as error:
+            reason = f"the connection to {self._endpoint} broke: {error}"
+            self.feed(lambda now: e.Broken(now, reason))
+            if not isinstance(error, zmq.ZMQError | OSError):
+                raise
+        finally:
+            self._wake_in.close()
+            self._wake_out.close()
+
+    def _serve(self, context: zmq.Context[zmq.Socket[bytes]]) -> None:
+        dealer = self._connected(context)
+        try:
+            while not self._stopped:
+                if self._reconnect:
+                    dealer.close(linger=0)
+                    dealer = self._connected(context)
+                self._turn(dealer)
+            self._flush(dealer)
+        finally:
+            dealer.close(linger=int(LINGER_S * 1000) if self._goodbye else 0)
+
+    def _connected(self, context: zmq.Context[zmq.Socket[bytes]]) -> zmq.Socket[bytes]:
+        dealer = context.socket(zmq.DEALER)
+        dealer.setsockopt(zmq.SNDHWM, _SNDHWM)
+        # Only for a literal address: a name would be looked up as IPv6 alone, and localhost is often 127.0.0.1.
+        dealer.setsockopt(zmq.IPV6, int("[" in self._endpoint))
+        dealer.setsockopt(zmq.MAXMSGSIZE, self._limits.frame_bytes_max)
+        dealer.connect(self._endpoint)
+        with self.lock:
+            self._reconnect = False
+            self._outbox.clear()
+            self._outbox_bytes = 0
+            self.feed(e.Connect)
+        return dealer
+
+    def _turn(self, dealer: zmq.Socket[bytes]) -> None:
+        poller = zmq.Poller()
+        poller.register(self._wake_in.fileno(), zmq.POLLIN)
+        with self.lock:
+            blocked = not self._flush(dealer)
+            wake_at = self.core.wake_at
+        poller.register(dealer, zmq.POLLIN | (zmq.POLLOUT if blocked else 0))
+        wait_ms = None if wake_at is None else max(0, math.ceil((wake_at - time.monotonic()) * 1000))
+        poller.poll(wait_ms)
+        self._drain_wakes()
+        drained = self._receive(dealer)
+        with self.lock:
+            while self._abandoned:
+                self._forget(self._abandoned.popleft())
+            if self._leaving:
+                self.feed(e.Leave)
+            elif drained:
+                self.feed(e.Tick)
+
+    def _forget(self, session: str) -> None:
+        if session in self.core.sessions:
+            self.feed(lambda now: e.Forget(now, session))
+
+    def _drain_wakes(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            while self._wake_in.recv(4096):
+                pass
+
+    def _flush(self, dealer: zmq.Socket[bytes]) -> bool:
+        """Send what waits; whether everything went out."""
+        with self.lock:
+            while self._outbox:
+                frames = self._outbox[0]
+                try:
+                    dealer.send_multipart(frames, zmq.NOBLOCK)
+                except zmq.Again:
+                    return False
+                self._outbox.popleft()
+                self._outbox_bytes -= _size(frames)
+        return True
+
+    def _receive(self, dealer: zmq.Socket[bytes]) -> bool:
+        """Hand in what has arrived, so much at once; whether that was all."""
+        for _ in range(BATCH):
+            try:
+                parts = dealer.recv_multipart(zmq.NOBLOCK, copy=False)
+            except zmq.Again:
+                return True
+            try:
+                envelope = wire.decode([part.buffer for part in parts], wire.TO_CLIENT, self._limits)
+            except VersionMismatch as error:
+                self._malformed(str(error), version=True)
+            except WireError as error:
+                self._malformed(str(error), version=False)
+            else:
+                self._got(envelope.attachment, envelope.message)
+        return False
+
+    def _got(self, attachment: int, message: messages.ToClient) -> None:
+        self.feed(lambda now: e.Received(now, attachment, message))
+
+    def _malformed(self, reason: str, *, version: bool) -> None:
+        self.feed(lambda now: e.Malformed(now, reason, version))
+
+
+def _size(frames: list[wire.Buffer]) -> int:
+    return sum(memoryview(frame).nbytes for frame in frames)
+
+
+@atexit.register
+def _leave_all() -> None:
+    links = list(_links)
+    for link in links:
+        link.leave()
+    for link in links:
+        link.join(2 * LINGER_S)

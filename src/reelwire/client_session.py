@@ -1,0 +1,286 @@
+"""A session in the hands of the application: keys and controls in, chunks in order out."""
+
+from __future__ import annotations
+
+import math
+import time
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Self, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from . import client_events as e
+from .client_loop import Link
+from .client_values import control_artifact, control_of, frames_of, outputs_of
+from .client_view import SessionView
+from .controls import Control, Keys, KeyState
+from .errors import ReelwireError, UsageError
+from .messages import ChunkTiming, ControlSource, EndMode
+from .spec import Plain, StreamSpec
+
+ANSWER_TIMEOUT_S = 10.0
+CANCEL_TIMEOUT_S = 5.0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Chunk:
+    """A chunk of a session: the frames, what made them, and when.
+
+    The arrays can't be written to. They are promised until the application asks for the next chunk; where the bytes
+    came inside the message, as they do over TCP, they stay valid for as long as they are referred to.
+
+    Attributes:
+        index: number of the chunk, from 0.
+        frames: pixel frames, uint8 [frames, height, width, 3], RGB.
+        control: the control that it was denoised with.
+        control_source: where that came from: ``explicit``, ``tap`` or ``held``.
+        facts: what the stages say about it (such as the camera pose at its end).
+        timing: times by the broker's clock, in seconds.
+        is_last: no chunk follows.
+        outputs: every output of the pipeline, with its plain values and arrays by name; `frames` is one of them.
+        received_s: when it came, in seconds of this process's `time.monotonic`.
+        control_to_frame_s: seconds from sending the control with this index until the frames came; None when the
+            control wasn't submitted by index.
+        change_to_frame_s: for each key event that this chunk is the first to apply, seconds from the event until the
+            frames came.
+    """
+
+    index: int
+    frames: NDArray[np.uint8]
+    control: Control
+    control_source: ControlSource
+    facts: Mapping[str, Plain]
+    timing: ChunkTiming
+    is_last: bool
+    outputs: Mapping[str, Mapping[str, Any]]
+    received_s: float
+    control_to_frame_s: float | None
+    change_to_frame_s: tuple[float, ...]
+
+
+class Session:
+    """One stream of chunks; `Client.open_session` makes it.
+
+    Every method may be called from any thread. As a context manager it closes when the block is left: what was accepted
+    is still made, and can be read afterwards; if the block raised, it is cancelled. A session that is dropped without
+    that is cancelled when it is collected.
+
+    A prompt can't be changed while the session runs, because the keys and values of its text are computed once, when
+    the session is initialized; open another session.
+
+    Attributes:
+        id: the broker's name for it.
+        token: proves ownership; keep it secret.
+        chunks: how many chunks it has at most.
+        spec: the pipeline.
+        parameters: what was asked for, with the pipeline's defaults.
+    """
+
+    def __init__(
+        self, client: object, link: Link, spec: StreamSpec, view: SessionView, parameters: Mapping[str, Plain]
+    ) -> None:
+        """Take over a session that was opened."""
+        self.id = view.id
+        self.token = view.token
+        self.chunks = view.chunks
+        self.spec = spec
+        self.parameters = parameters
+        self._client = client  # keeps the connection while the session is used
+        self._link = link
+        self._view = view
+        self._keys = Keys(spec)
+        self._finalizer = weakref.finalize(self, link.abandon, view.id)
+        self._finalizer.atexit = False
+
+    @property
+    def state(self) -> str:
+        """Its state, as the broker last said: from ``opening`` to ``completed``, ``closed``, ``cancelled``, ``failed``."""
+        with self._link.lock:
+            return self._view.state
+
+    @property
+    def prompt(self) -> str | None:
+        """The prompt, if the pipeline has one. Setting it raises UsageError."""
+        prompt = self.parameters.get("prompt")
+        return prompt if isinstance(prompt, str) else None
+
+    @prompt.setter
+    def prompt(self, prompt: str) -> None:
+        raise UsageError(
+            f"the prompt of a running session can't become {prompt!r}: the keys and values of its text are computed "
+            "once, when the session is initialized; open another session"
+        )
+
+    # --- keys ----------------------------------------------------------------------------------------------------------
+
+    def press(self, key: str) -> None:
+        """Hold a key until `release`; a press shorter than a chunk isn't lost.
+
+        Raises:
+            RequestError: the pipeline has no such key.
+            SessionError: the session has ended.
+        """
+        self._change(lambda keys: keys.press(key))
+
+    def release(self, key: str) -> None:
+        """Let go of a key. Raises as `press` does."""
+        self._change(lambda keys: keys.release(key))
+
+    def tap(self, key: str) -> None:
+        """Press and release a key at once: it shows in one chunk. Raises as `press` does."""
+        self._change(lambda keys: keys.tap(key))
+
+    def set_keys(self, keys: Iterable[str]) -> None:
+        """Hold exactly these keys. Raises as `press` does."""
+        self._change(lambda writer: writer.set_keys(keys))
+
+    def reset(self) -> None:
+        """Let go of every key. Raises as `press` does."""
+        self._change(lambda keys: keys.reset())
+
+    def reset_pose(self) -> None:
+        """Let go of every key and go back to the first pose. Raises as `press` does."""
+        self._change(lambda keys: keys.reset_pose())
+
+    def _change(self, change: Callable[[Keys], KeyState]) -> None:
+        with self._link.lock:
+            if self._view.ended or self._view.ending is not None:
+                raise self._view.error()
+            before = self._keys.state
+            after = change(self._keys)
+            if after is not before:
+                self._link.feed(lambda now: e.ChangeKeys(now, self.id, after))
+
+    # --- controls ------------------------------------------------------------------------------------------------------
+
+    def submit(self, index: int | None, control: Control, timeout: float | None = None) -> None:
+        """Give the control for one chunk; returns when the broker has taken it, and it will be applied.
+
+        A control may be given at most one chunk ahead of the output: an earlier call waits until it may be sent. A
+        thread that also reads the chunks gives controls 0 and 1, and then, with chunk i in its hands, control i + 2.
+
+        Args:
+            index: the chunk; controls are given in order. None stands for the next chunk that has none: one such
+                control is kept, the newest replaces it, and the call doesn't wait. What a chunk was made with stands in
+                `Chunk.control`. A refusal is raised by the next call that gives no index.
+            control: keys, or a camera path.
+            timeout: seconds to wait at most.
+
+        Raises:
+            ControlError: it was refused and changed nothing; `code` says why.
+            SessionError: the session has ended.
+            TimeoutError: there was no answer in time. If it was sent already it may still be taken.
+        """
+        artifact = control_artifact(control, self.spec)
+        self._link.call(lambda now, call: e.Submit(now, call, self.id, index, artifact), timeout)
+
+    # --- chunks --------------------------------------------------------------------------------------------------------
+
+    def __iter__(self) -> Iterator[Chunk]:
+        """The chunks that weren't taken yet, in order, until the session has ended.
+
+        Raises:
+            SessionFailed: the session failed; the chunks below the failure came before.
+            SessionClosed: the broker closed it (idle, stalled, shut down).
+        """
+        while (chunk := self.next_chunk()) is not None:
+            yield chunk
+
+    def next_chunk(self, timeout: float | None = None) -> Chunk | None:
+        """The next chunk; None when there is no further one because the session is complete, closed or cancelled.
+
+        Asking for it tells the broker that the application is done with the chunk before.
+
+        Args:
+            timeout: seconds to wait at most.
+
+        Raises:
+            SessionFailed: the session failed, and all chunks below the failure were taken.
+            SessionClosed: the broker closed it (idle, stalled, shut down).
+            RequestError: its initialization was refused (only after ``wait_ready=False``).
+            TimeoutError: none came in time.
+        """
+        until = math.inf if timeout is None else time.monotonic() + timeout
+        link, view = self._link, self._view
+        with link.lock:
+            while (delivery := link.take(self.id)) is None:
+                if view.taken == view.chunks or view.ending == "cancel":
+                    return None
+                if view.ended and view.failure is not None:
+                    raise view.error()
+                if view.ended:
+                    return None
+                link.wait_for(lambda: bool(view.waiting) or view.ended or view.ending == "cancel", until)
+        return self._chunk(delivery)
+
+    def _chunk(self, delivery: e.Delivery) -> Chunk:
+        chunk, at = delivery.chunk, delivery.received
+        outputs = outputs_of(chunk)
+        return Chunk(
+            index=chunk.index,
+            frames=frames_of(outputs, self.spec),
+            control=control_of(chunk.applied.control),
+            control_source=chunk.applied.source,
+            facts=chunk.facts,
+            timing=chunk.timing,
+            is_last=chunk.is_last,
+            outputs=outputs,
+            received_s=at,
+            control_to_frame_s=None if delivery.submitted is None else at - delivery.submitted,
+            change_to_frame_s=tuple(at - change for change in delivery.changes),
+        )
+
+    # --- its end -------------------------------------------------------------------------------------------------------
+
+    def close(self, drain: bool = True, timeout: float | None = None) -> None:
+        """End the session, and wait until it has ended. Ending an ended session does nothing.
+
+        Args:
+            drain: what was accepted is still made, and can be read afterwards. False drops it: see `cancel`.
+            timeout: seconds to wait at most.
+
+        Raises:
+            TimeoutError: it hasn't ended in time; it will.
+        """
+        mode: EndMode = "drain" if drain else "cancel"
+        self._link.call(lambda now, call: e.End(now, call, self.id, mode), timeout)
+
+    def cancel(self, timeout: float | None = None) -> None:
+        """End the session at once, drop what is not taken, and wait until it has ended.
+
+        Raises:
+            TimeoutError: it hasn't ended in time; it will.
+        """
+        self.close(drain=False, timeout=timeout)
+
+    def metrics(self, timeout: float = ANSWER_TIMEOUT_S) -> dict[str, Any]:
+        """The numbers of the session, as the broker exports them.
+
+        Raises:
+            BrokerUnreachable: the connection is lost.
+            TimeoutError: no answer within `timeout` seconds.
+        """
+        answer = self._link.call(lambda now, call: e.Ask(now, call, self.id), timeout)
+        return dict(cast("Mapping[str, Any]", answer))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if kind is None:
+            self.close()
+            return
+        with suppress(ReelwireError, TimeoutError):  # what the block raised says more
+            self.cancel(CANCEL_TIMEOUT_S)
+
+    def __repr__(self) -> str:
+        return (
+            f"<Session {self.id} of {self.spec.name!r}: {self.state}, {self._view.taken} of {self.chunks} chunks taken>"
+        )

@@ -1,0 +1,104 @@
+"""Between what an application holds (arrays, controls) and what travels (artifacts, tensor references). Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from . import messages as m
+from . import tensors
+from .controls import Control
+from .errors import ControlError, RequestError, WireError
+from .messages import Artifact
+from .spec import Plain, StreamSpec
+from .tensors import TensorRef
+
+
+def control_artifact(control: Control, spec: StreamSpec) -> Artifact:
+    """A control as it travels, with canonical key names.
+
+    Raises:
+        ControlError: the stream has no such key (``unknown_key``) or no such array (``malformed``).
+    """
+    try:
+        checked = control.for_stream(spec)
+    except RequestError as error:
+        raise ControlError("unknown_key" if error.field == "control" else "malformed", str(error)) from None
+    values: dict[str, Plain] = {"reset_pose": checked.reset_pose}
+    if checked.keys is not None:
+        values["keys"] = list(checked.keys)
+    return Artifact(values, {name: tensors.from_array(array) for name, array in checked.tensors().items()})
+
+
+def control_of(artifact: Artifact) -> Control:
+    """The control that an artifact holds.
+
+    Raises:
+        WireError: it holds none.
+    """
+    arrays: dict[str, Any] = {name: array_of(name, ref) for name, ref in artifact.tensors.items()}
+    keys, reset_pose = artifact.values.get("keys"), artifact.values.get("reset_pose", False)
+    unknown = arrays.keys() - {"poses", "intrinsics", "action"}
+    if unknown or not (keys is None or isinstance(keys, list)):
+        raise WireError(f"the control of a chunk holds {', '.join(sorted(unknown)) or repr(keys)}")
+    try:
+        return Control(keys=keys, reset_pose=reset_pose, **arrays)  # type: ignore[arg-type]  # it checks them itself
+    except RequestError as error:
+        raise WireError(f"the control of a chunk is none: {error}") from None
+
+
+def tensor_refs(given: Mapping[str, ArrayLike]) -> dict[str, TensorRef]:
+    """Arrays as they travel.
+
+    Raises:
+        RequestError: one of them is no array that can be sent.
+    """
+    refs: dict[str, TensorRef] = {}
+    for name, value in given.items():
+        try:
+            refs[name] = tensors.from_array(np.asarray(value))
+        except (TypeError, ValueError) as error:
+            raise RequestError(name, f"is no array that can be sent ({error})") from None
+    return refs
+
+
+def outputs_of(chunk: m.Chunk) -> dict[str, dict[str, Any]]:
+    """All outputs of a chunk: artifact name to its plain values and arrays, by name.
+
+    Raises:
+        WireError: a tensor is of a type that numpy doesn't have.
+    """
+    return {
+        name: {**artifact.values, **{key: array_of(key, ref) for key, ref in artifact.tensors.items()}}
+        for name, artifact in chunk.outputs.items()
+    }
+
+
+def frames_of(outputs: Mapping[str, Mapping[str, Any]], spec: StreamSpec) -> NDArray[np.uint8]:
+    """The pixel frames among the outputs: the tensor ``frames`` of the spec's first output, or its only tensor.
+
+    Raises:
+        WireError: there is no such tensor, or it isn't uint8 of shape [frames, height, width, 3].
+    """
+    values = outputs.get(spec.outputs[0], {})
+    arrays = {name: value for name, value in values.items() if isinstance(value, np.ndarray)}
+    frames = arrays.get("frames") if len(arrays) != 1 else next(iter(arrays.values()))
+    if frames is None or frames.dtype != np.uint8 or frames.ndim != 4 or frames.shape[3] != 3:
+        have = ", ".join(f"{name} {array.dtype}{list(array.shape)}" for name, array in arrays.items()) or "no tensor"
+        raise WireError(f"a chunk of {spec.name!r} holds {have} instead of frames as uint8[frames, height, width, 3]")
+    return frames
+
+
+def array_of(name: str, ref: TensorRef) -> NDArray[Any]:
+    """A read-only array over the bytes that came.
+
+    Raises:
+        WireError: numpy has no such dtype.
+    """
+    try:
+        return tensors.to_array(ref)
+    except ValueError as error:
+        raise WireError(f"tensor {name!r}: {error}") from None

@@ -1,0 +1,104 @@
+"""A session as its client sees it: plain state, and what a failure says as an exception. Pure."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+
+from . import messages as m
+from .errors import OverloadError, ReelwireError, RequestError, SessionClosed, SessionFailed
+from .messages import Artifact, Failure
+
+RETRY_AFTER_S = 1.0
+CHANGES_MAX = 256
+NOT_READY = frozenset({"opening", "initializing"})
+
+
+@dataclass(slots=True)
+class SessionView:
+    """One session as its client sees it; `client_core` writes it, the shell only reads.
+
+    Attributes:
+        open_call: the call that waits for the session to exist or to be ready.
+        key: what the client calls it until it has an id.
+        chunks: its length.
+        wait_ready: whether `open_call` waits until the session is initialized.
+        id: the broker's name for it; empty until it exists.
+        token: proves ownership.
+        state: as the broker last said.
+        control_limit: explicit controls below it may be sent.
+        have: chunks that came.
+        taken: chunks that the application took.
+        acked: chunks that the broker knows to be taken.
+        ending: how the application ended it.
+        ended: nothing comes any more, except what waits in `waiting`.
+        failure: why it ended, if not as asked.
+        lost: it ended because the connection did; nothing is said about it any more.
+        forgotten: the application has dropped it.
+        waiting: chunks that came and weren't taken, with the time they came.
+        parked: controls that wait for their grant: index, call, content.
+        asked: calls that wait for the broker's answer, oldest first, by index.
+        submitted: when controls were sent, by index.
+        changes: key revisions that no chunk has applied yet, with their times.
+        end_calls: calls that wait for the end.
+        slot_refused: the broker's last refusal of a control without an index.
+    """
+
+    open_call: int
+    key: str
+    chunks: int
+    wait_ready: bool
+    id: str = ""
+    token: str = ""
+    state: str = "opening"
+    control_limit: int = 0
+    have: int = 0
+    taken: int = 0
+    acked: int = 0
+    ending: m.EndMode | None = None
+    ended: bool = False
+    failure: Failure | None = None
+    lost: bool = False
+    forgotten: bool = False
+    waiting: deque[tuple[m.Chunk, float]] = field(default_factory=deque)
+    parked: list[tuple[int, int, Artifact]] = field(default_factory=list)
+    asked: dict[int, deque[int]] = field(default_factory=dict)
+    submitted: dict[int, float] = field(default_factory=dict)
+    changes: deque[tuple[int, float]] = field(default_factory=lambda: deque(maxlen=CHANGES_MAX))
+    end_calls: list[int] = field(default_factory=list)
+    slot_refused: m.ControlRefused | None = None
+
+    @property
+    def ready(self) -> bool:
+        """Whether its stages are initialized, or were."""
+        return self.state not in NOT_READY
+
+    def error(self) -> ReelwireError:
+        """The error that says why nothing can be asked of the session any more."""
+        if self.failure is not None:
+            return error_of(self.failure, self.state)
+        return SessionClosed(f"the session is {self.state if self.ended else 'ending'}")
+
+    def answered(self, index: int) -> int | None:
+        """The call that the broker's next answer for `index` is meant for."""
+        calls = self.asked.get(index)
+        if not calls:
+            return None
+        call = calls.popleft()
+        if not calls:
+            del self.asked[index]
+        return call
+
+
+def error_of(failure: Failure, state: str = "failed") -> ReelwireError:
+    """The exception that says what a failure says."""
+    match failure.kind:
+        case "request":
+            return RequestError(failure.field or "request", failure.message)
+        case "overload":
+            retry = failure.retry_after_s
+            return OverloadError(failure.message, RETRY_AFTER_S if retry is None else retry)
+        case _ if state == "failed":
+            return SessionFailed(failure.message, failure.stage, failure.index)
+        case _:
+            return SessionClosed(failure.message)
