@@ -1,10 +1,10 @@
-"""Compare the streaming VAE: whole clips, chunks, uneven pieces, the condition of a session, and what is refused."""
+"""Golden set ``vae_streaming``: whole clips, chunks, uneven pieces, the condition of a session, and what is refused."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -21,17 +21,14 @@ from reelwire.pipeline.wan.vae import (
 from reelwire.pipeline.world.condition import ConditionStream
 from reelwire.pipeline.world.geometry import frames_to_bytes
 
-if TYPE_CHECKING:
-    from scripts.golden_checks.line import Comparison, Entry, Line, document, over_files, read_index, tensors
-else:
-    from golden_checks.line import Comparison, Entry, Line, document, over_files, read_index, tensors
+from .line import Comparison, Entry, Line, document, over_files, read_index, tensors
 
 ATOL = 2e-5
 
 
 def check(folder: Path) -> Iterator[Line]:
     """Compare every file of the set."""
-    yield from over_files(folder, _compare)
+    return over_files(folder, _compare)
 
 
 def network(folder: Path, name: str) -> tuple[Any, VaeConfig]:

@@ -1,0 +1,156 @@
+"""Pipelines by reference: a built-in name, an object of a Python file, or an object of an installed module.
+
+::
+
+    world                      the world model; options: model, chunk_size, control, threads
+    path/to/file.py:object     a `Pipeline`, or a callable that gives one when it is called with the options
+    package.module:object      the same
+
+Options come from a command line, so their values are texts. Loading a reference runs its code: it is as trusted as the
+command line that names it.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, cast
+
+from reelwire.spec import RequestError, SpecError, StreamSpec, validate
+
+from .stage import Pipeline
+
+_FORMS = "a built-in name ({}), path/to/file.py:object, or package.module:object"
+
+
+def load(reference: str, options: Mapping[str, str] | None = None) -> Pipeline:
+    """The pipeline that a reference names, with a validated spec and no weights loaded yet.
+
+    Args:
+        reference: see the module's docstring.
+        options: what the pipeline is made with; a ready object takes none.
+
+    Raises:
+        RequestError: there is no such pipeline, or it doesn't take these options; the message says what is accepted.
+    """
+    options = {} if options is None else options
+    place, colon, name = reference.rpartition(":")
+    if not colon:
+        if reference not in BUILT_IN:
+            raise RequestError("pipeline", f"there is no {reference!r}; accepted: {_FORMS.format(', '.join(BUILT_IN))}")
+        return BUILT_IN[reference](options)
+    if not place or not name:
+        raise RequestError("pipeline", f"{reference!r} is incomplete; accepted: {_FORMS.format(', '.join(BUILT_IN))}")
+    return _checked(reference, _made(reference, _object(place, name), options))
+
+
+def _world(options: Mapping[str, str]) -> Pipeline:
+    from .world.config import MODELS, ControlKind
+    from .world.pipeline import WorldPipeline
+
+    known = ("model", "chunk_size", "control", "threads")
+    for name in options:
+        if name not in known:
+            raise RequestError(name, f"unknown option of 'world'; accepted: {', '.join(known)}")
+    model, control = options.get("model", "tiny"), options.get("control", "cam")
+    if model not in MODELS:
+        raise RequestError("model", f"there is no {model!r}; accepted: {', '.join(MODELS)}")
+    if control not in ("cam", "act"):
+        raise RequestError("control", f"{control!r} is not accepted; accepted: cam, act")
+    chunk_size = _integer("chunk_size", options.get("chunk_size", "3"), 1, 64)
+    threads = _integer("threads", options.get("threads", "0"), 0, 1024)
+    return WorldPipeline.of(MODELS[model](chunk_size, cast(ControlKind, control)), threads)
+
+
+BUILT_IN: Mapping[str, Callable[[Mapping[str, str]], Pipeline]] = {"world": _world}
+"""Name of a built-in pipeline -> what makes it from its options."""
+
+
+def _integer(name: str, text: str, least: int, most: int) -> int:
+    try:
+        value = int(text)
+    except ValueError:
+        value = least - 1
+    if not least <= value <= most:
+        raise RequestError(name, f"{text!r} is not accepted; accepted: an integer from {least} to {most}")
+    return value
+
+
+def _object(place: str, name: str) -> Any:
+    module = _from_file(Path(place)) if place.endswith(".py") else _from_module(place)
+    found = module
+    for part in name.split("."):
+        if not hasattr(found, part):
+            public = ", ".join(sorted(key for key in vars(module) if not key.startswith("_"))) or "nothing"
+            raise RequestError("pipeline", f"{place} has no {name!r}; it has: {public}")
+        found = getattr(found, part)
+    return found
+
+
+def _from_file(path: Path) -> Any:
+    if not path.is_file():
+        raise RequestError("pipeline", f"{path} is not a file; accepted: the path of a Python file that is there")
+    name = f"reelwire_pipeline_{path.stem}"
+    found = importlib.util.spec_from_file_location(name, path.resolve())
+    assert found is not None
+    assert found.loader is not None
+    module = importlib.util.module_from_spec(found)
+    sys.modules[name] = module  # dataclasses look their module up while it runs
+    try:
+        found.loader.exec_module(module)
+    except Exception as error:
+        del sys.modules[name]
+        raise RequestError("pipeline", f"{path} can't be run: {type(error).__name__}: {error}") from error
+    return module
+
+
+def _from_module(name: str) -> Any:
+    try:
+        return importlib.import_module(name)
+    except Exception as error:
+        raise RequestError("pipeline", f"{name} can't be imported: {type(error).__name__}: {error}") from error
+
+
+def _made(reference: str, found: Any, options: Mapping[str, str]) -> Any:
+    if not isinstance(found, type) and _is_pipeline(found):
+        if options:
+            raise RequestError(min(options), f"{reference} is a ready pipeline; accepted: no options")
+        return found
+    if not callable(found):
+        raise RequestError(
+            "pipeline", f"{reference} is {_kind(found)}; accepted: a Pipeline or a callable that gives one"
+        )
+    try:
+        return found(**options)
+    except TypeError as error:
+        given = ", ".join(options) or "none"
+        raise RequestError("pipeline", f"{reference} doesn't take these options ({given}): {error}") from error
+
+
+def _checked(reference: str, made: Any) -> Pipeline:
+    if not _is_pipeline(made):
+        raise RequestError(
+            "pipeline", f"{reference} gives {_kind(made)}; accepted: an object with spec, array_library and build"
+        )
+    if made.array_library not in ("numpy", "torch"):
+        raise RequestError("pipeline", f"{reference}: array_library is {made.array_library!r}; accepted: numpy, torch")
+    try:
+        validate(made.spec)
+    except SpecError as error:
+        raise RequestError("pipeline", f"{reference}: {error}") from error
+    return cast(Pipeline, made)
+
+
+def _is_pipeline(value: Any) -> bool:
+    return (
+        isinstance(getattr(value, "spec", None), StreamSpec)
+        and hasattr(value, "array_library")
+        and callable(getattr(value, "build", None))
+    )
+
+
+def _kind(value: Any) -> str:
+    return f"a {type(value).__name__}"
