@@ -64,6 +64,12 @@ class WorldDiT(nn.Module):
         """Tokens of one latent frame of `height` x `width`."""
         return height // PATCH[1] * (width // PATCH[2])
 
+    def session_bytes(self, layout: CacheLayout) -> int:
+        """Memory that the caches of a session of this layout take: known before they are made."""
+        return (
+            2 * self.config.layers * (layout.capacity + self.config.text_tokens) * self.config.dim * self.dtype.itemsize
+        )
+
     @torch.inference_mode()
     def open_session(self, prompt: Tensor, layout: CacheLayout, *, heads: int | None = None) -> SessionCaches:
         """Make the caches of a session: an empty rolling cache, and the prompt's keys and values.
@@ -129,6 +135,7 @@ class WorldDiT(nn.Module):
             ),
         )
 
+    @torch.inference_mode()
     def forward(self, x: Tensor, timestep: float, chunk: ChunkInputs, caches: SessionCaches) -> Tensor:
         """Predict the flow of a chunk and write its keys and values into the rolling cache.
 

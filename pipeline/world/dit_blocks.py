@@ -79,7 +79,7 @@ class Block(nn.Module):
         self, x: Tensor, modulation: Tensor, chunk: ChunkInputs, caches: SessionCaches, slots: Slots, layer: int
     ) -> Tensor:
         """Transform the float32 residual stream [1, T, M]."""
-        dtype = self.norm3.weight.dtype
+        dtype = self.self_attn.q.weight.dtype
         shift_a, scale_a, gate_a, shift_f, scale_f, gate_f = (self.modulation[0].float() + modulation).unbind()
         h = layer_norm(x, self.eps) * (1 + scale_a) + shift_a
         x = x + gate_a * self.self_attn(h.to(dtype), chunk.rotation, caches.rolling, slots, layer)

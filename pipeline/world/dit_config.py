@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 from ..wan.blocks import rotary_split
 
@@ -14,6 +14,7 @@ PATCH = (1, 2, 2)
 CONTROL_CHANNELS: Mapping[ControlType, int] = {"cam": 6 * 64, "act": 7 * 64}
 """Channels of the control tensor: ray origin and direction, or direction and four action flags, of 8 x 8 pixels."""
 
+_CONTROL_TYPES: tuple[ControlType, ...] = get_args(ControlType)
 _PATCH_ELEMENTS = PATCH[0] * PATCH[1] * PATCH[2]
 _TRAINED_HEAD_DIM = 128
 
@@ -99,8 +100,9 @@ class WorldDiTConfig:
 
         dim = size("patch_embedding.weight", 0)
         width = size("patch_embedding_wancamctrl.weight", 1)
-        controls = [name for name, channels in CONTROL_CHANNELS.items() if channels * _PATCH_ELEMENTS == width]
-        if not controls:
+        control = next((name for name in _CONTROL_TYPES if CONTROL_CHANNELS[name] * _CONTROL_TYPES: tuple[ControlType, ...] = get_args(ControlType)
+_PATCH_ELEMENTS == width), None)
+        if control is None:
             raise ValueError(
                 f"'patch_embedding_wancamctrl.weight' takes {width} values, neither camera nor action control"
             )
@@ -114,5 +116,5 @@ class WorldDiTConfig:
             freq_dim=size("time_embedding.0.weight", 1),
             in_channels=size("patch_embedding.weight", 1),
             out_channels=size("head.head.bias", 0) // _PATCH_ELEMENTS,
-            control=controls[0],
+            control=control,
         )

@@ -49,6 +49,7 @@ def _compare(folder: Path, name: str, entry: Entry, comparison: Comparison) -> N
     comparison.equal("timesteps", torch.tensor([step.timestep for step in steps]), recorded["timesteps"])
     chunks = entry["chunk_count"]
     caches = open_case(model, inputs["prompt"], entry, inputs["x"][:chunks])
+    comparison.equal("kv_tokens", caches.rolling.layout.capacity, entry["kv_tokens"])
     noise = RecordedNoise(recorded["initial_noise"], recorded["renoise"])
     fed: list[Tensor] = []
     flows: list[Tensor] = []
