@@ -301,7 +301,7 @@ class ClientCore:
         if view.ending == "cancel":
             view.submitted.pop(chunk.index, None)
             return
-        view.waiting.append((chunk, now))
+        view.waiting.append(e.Delivery(chunk, now, view.submitted.pop(chunk.index, None), view.first_applied(chunk)))
         if view.ending == "drain":
             self._ack(now, view, view.have)
         self._act(e.Changed())
@@ -360,7 +360,7 @@ class ClientCore:
                 self._submit(event, view)
             case e.ChangeKeys():
                 if not view.ended and view.ending is None:
-                    view.changes.append((event.keys.revision, event.now))
+                    view.note_change(event.keys, event.now)
                     self._send(event.now, m.SetKeys(view.id, event.keys))
             case e.Take():
                 self._take(event.now, view)
@@ -412,12 +412,8 @@ class ClientCore:
             self._ack(now, view, view.taken)
         if not view.waiting:
             return
-        chunk, received = view.waiting.popleft()
         view.taken += 1
-        changes: list[float] = []
-        while view.changes and view.changes[0][0] <= chunk.applied.revision:
-            changes.append(view.changes.popleft()[1])
-        self._act(e.Delivery(chunk, received, view.submitted.pop(chunk.index, None), tuple(changes)))
+        self._act(view.waiting.popleft())
 
     def _ack(self, now: float, view: SessionView, chunks: int) -> None:
         if chunks > view.acked:

@@ -6,6 +6,8 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from . import messages as m
+from .client_events import Delivery
+from .controls import KeyState, next_from_register
 from .errors import OverloadError, ReelwireError, RequestError, SessionClosed, SessionFailed
 from .messages import Artifact, Failure
 
@@ -35,11 +37,13 @@ class SessionView:
         failure: why it ended, if not as asked.
         lost: it ended because the connection did; nothing is said about it any more.
         forgotten: the application has dropped it.
-        waiting: chunks that came and weren't taken, with the time they came.
+        waiting: chunks that came and weren't taken, with their times.
         parked: controls that wait for their grant: index, call, content.
         asked: calls that wait for the broker's answer, oldest first, by index.
         submitted: when controls were sent, by index.
-        changes: key revisions that no chunk has applied yet, with their times.
+        keys: the register as it was last sent.
+        changes: registers that no chunk has applied yet, with their times.
+        tap_applied: number of the newest one-shot that a chunk has applied.
         end_calls: calls that wait for the end.
         slot_refused: the broker's last refusal of a control without an index.
     """
@@ -60,11 +64,13 @@ class SessionView:
     failure: Failure | None = None
     lost: bool = False
     forgotten: bool = False
-    waiting: deque[tuple[m.Chunk, float]] = field(default_factory=deque)
+    waiting: deque[Delivery] = field(default_factory=deque)
     parked: list[tuple[int, int, Artifact]] = field(default_factory=list)
     asked: dict[int, deque[int]] = field(default_factory=dict)
     submitted: dict[int, float] = field(default_factory=dict)
-    changes: deque[tuple[int, float]] = field(default_factory=lambda: deque(maxlen=CHANGES_MAX))
+    keys: KeyState = field(default_factory=KeyState)
+    changes: deque[tuple[KeyState, float]] = field(default_factory=lambda: deque(maxlen=CHANGES_MAX))
+    tap_applied: int = 0
     end_calls: list[int] = field(default_factory=list)
     slot_refused: m.ControlRefused | None = None
 
@@ -78,6 +84,28 @@ class SessionView:
         if self.failure is not None:
             return error_of(self.failure, self.state)
         return SessionClosed(f"the session is {self.state if self.ended else 'ending'}")
+
+    def note_change(self, keys: KeyState, now: float) -> None:
+        """Remember when the keys changed, until a chunk applies it."""
+        self.keys = keys
+        self.changes.append((keys, now))
+        self._drop_unseen()
+
+    def first_applied(self, chunk: m.Chunk) -> tuple[float, ...]:
+        """When the key events were that this chunk, the newest to come, is the first to apply."""
+        times: list[float] = []
+        while self.changes and self.changes[0][0].revision <= chunk.applied.revision:
+            keys, at = self.changes.popleft()
+            times.append(at)
+            if chunk.applied.source == "tap":
+                self.tap_applied = keys.tap_revision
+        self._drop_unseen()
+        return tuple(times)
+
+    def _drop_unseen(self) -> None:
+        # With nothing held and no one-shot left the session waits: no chunk will ever show that.
+        if next_from_register(self.keys, self.tap_applied) is None:
+            self.changes.clear()
 
     def answered(self, index: int) -> int | None:
         """The call that the broker's next answer for `index` is meant for."""

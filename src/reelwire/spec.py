@@ -281,8 +281,8 @@ def _check_order(spec: StreamSpec) -> None:
     while left:
         ready = [stage for stage in left if known.issuperset(stage.consumes)]
         if not ready:
-            names = ", ".join(sorted(stage.name for stage in left))
-            raise SpecError(f"{spec.name}: the stages {names} wait for each other in a cycle")
+            stuck = ", ".join(sorted(stage.name for stage in left))
+            raise SpecError(f"{spec.name}: the stages {stuck} wait for each other in a cycle")
         for stage in ready:
             known.update(stage.produces)
             left.remove(stage)
