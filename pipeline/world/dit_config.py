@@ -100,8 +100,7 @@ class WorldDiTConfig:
 
         dim = size("patch_embedding.weight", 0)
         width = size("patch_embedding_wancamctrl.weight", 1)
-        control = next((name for name in _CONTROL_TYPES if CONTROL_CHANNELS[name] * _CONTROL_TYPES: tuple[ControlType, ...] = get_args(ControlType)
-_PATCH_ELEMENTS == width), None)
+        control = next((name for name in _CONTROL_TYPES if CONTROL_CHANNELS[name] * _PATCH_ELEMENTS == width), None)
         if control is None:
             raise ValueError(
                 f"'patch_embedding_wancamctrl.weight' takes {width} values, neither camera nor action control"
