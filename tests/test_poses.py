@@ -13,7 +13,7 @@ import pytest
 from numpy.typing import NDArray
 
 from reelwire.errors import RequestError
-from reelwire.poses import controls_from_folder, resampled_poses
+from reelwire.poses import read_path, resampled_poses
 from reelwire.spec import Edge, StageSpec, StreamSpec
 
 WORLD = StreamSpec(
@@ -79,56 +79,53 @@ def test_poses_at_positions_of_the_path_are_the_paths_own(axis: int, degrees: fl
 
 def test_video_rate_gives_every_fourth_pose_in_chunks(tmp_path: Path) -> None:
     """21 frames at video rate are 6 latent frames: two chunks of three poses, those of frames 0, 4, 8, ..."""
-    path = write_path(tmp_path, 21)
-    controls = controls_from_folder(tmp_path, WORLD, 2)
-    assert len(controls) == 2
-    for index, control in enumerate(controls):
-        assert control.poses is not None
-        np.testing.assert_allclose(control.poses, path[::4][3 * index : 3 * index + 3], atol=1e-12)
-        assert control.intrinsics is not None
-        assert control.intrinsics.tolist() == [500.0, 500.0, 416.0, 240.0]
+    written = write_path(tmp_path, 21)
+    path = read_path(tmp_path, WORLD, 2)
+    assert len(path.chunks) == 2
+    for index, (poses, action) in enumerate(path.chunks):
+        np.testing.assert_allclose(poses, written[::4][3 * index : 3 * index + 3], atol=1e-12)
+        assert action is None
+    assert path.intrinsics.tolist() == [500.0, 500.0, 416.0, 240.0]
 
 
 def test_action_flags_are_those_of_the_latent_frames(tmp_path: Path) -> None:
     """Every fourth row goes with its pose."""
     write_path(tmp_path, 21, action=True)
-    first, second = controls_from_folder(tmp_path, WORLD, 2)
-    assert first.action is not None
-    assert second.action is not None
-    assert first.action[:, 0].tolist() == [0, 16, 32]
-    assert second.action[:, 0].tolist() == [48, 64, 80]
+    (_, first), (_, second) = read_path(tmp_path, WORLD, 2).chunks
+    assert first is not None
+    assert second is not None
+    assert first[:, 0].tolist() == [0, 16, 32]
+    assert second[:, 0].tolist() == [48, 64, 80]
 
 
 def test_a_path_fills_as_many_chunks_as_it_can(tmp_path: Path) -> None:
-    """37 frames are 9 + 12 + 12 and four more: cut to three chunks, or refused when asked to be strict."""
+    """37 frames are 9 + 12 + 12 and four more, which are left out."""
     write_path(tmp_path, 37)
-    assert len(controls_from_folder(tmp_path, WORLD)) == 3
-    with pytest.raises(RequestError, match="frames"):
-        controls_from_folder(tmp_path, WORLD, policy="strict")
+    assert len(read_path(tmp_path, WORLD).chunks) == 3
 
 
 def test_what_does_not_fit_is_refused_by_name(tmp_path: Path) -> None:
     """A missing folder or file, a wrong shape, a short path and infinities each name their field."""
     with pytest.raises(RequestError, match="is no folder"):
-        controls_from_folder(tmp_path / "nowhere", WORLD)
+        read_path(tmp_path / "nowhere", WORLD)
     with pytest.raises(RequestError, match=r"poses\.npy is not there"):
-        controls_from_folder(tmp_path, WORLD)
+        read_path(tmp_path, WORLD)
     write_path(tmp_path, 9)
     with pytest.raises(RequestError, match="9 frames for a session of 21"):
-        controls_from_folder(tmp_path, WORLD, 2)
+        read_path(tmp_path, WORLD, 2)
     np.save(tmp_path / "poses.npy", np.full((9, 4, 4), np.inf))
     with pytest.raises(RequestError, match="not finite"):
-        controls_from_folder(tmp_path, WORLD, 1)
+        read_path(tmp_path, WORLD, 1)
     np.save(tmp_path / "poses.npy", np.zeros((9, 3, 4)))
     with pytest.raises(RequestError, match=r"\[9, 3, 4\]"):
-        controls_from_folder(tmp_path, WORLD, 1)
+        read_path(tmp_path, WORLD, 1)
     write_path(tmp_path, 9)
     (tmp_path / "intrinsics.npy").write_bytes(b"not numpy")
     with pytest.raises(RequestError, match="can't be read"):
-        controls_from_folder(tmp_path, WORLD, 1)
+        read_path(tmp_path, WORLD, 1)
     np.save(tmp_path / "intrinsics.npy", np.array(["a"]))
     with pytest.raises(RequestError, match="no plain numbers"):
-        controls_from_folder(tmp_path, WORLD, 1)
+        read_path(tmp_path, WORLD, 1)
 
 
 def read_safetensors(path: Path) -> dict[str, NDArray[np.float32]]:

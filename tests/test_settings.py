@@ -156,14 +156,14 @@ def test_the_file_of_the_working_folder_is_found(tmp_path: Path, monkeypatch: py
 
 
 def test_each_worker_of_a_topology_stands_on_the_common_table(tmp_path: Path) -> None:
-    """[[workers]] gives one section each, over [worker]."""
-    layers = settings(
-        tmp_path, "[worker]\ncount = 3\n[[workers]]\nname = 'one'\n[[workers]]\nname = 'two'\ncount = 4\n"
-    )
-    made: list[Any] = [resolved.value for resolved in layers.workers(Sample)]
-    assert [(worker.name, worker.count) for worker in made] == [("one", 3), ("two", 4)]
+    """[[workers]] gives one section each, over [worker], and how many of it are wanted."""
+    layers = settings(tmp_path, "[worker]\nname = 'one'\n[[workers]]\n[[workers]]\nname = 'two'\ncount = 4\n")
+    made: list[Any] = [(count, resolved.value) for count, resolved in layers.workers(Needy)]
+    assert made == [(1, Needy("one")), (4, Needy("two"))]
+    with pytest.raises(ConfigError, match=r"workers\[1\]\.count.*accepted: 1 or more"):
+        settings(tmp_path, "[[workers]]\nname = 'x'\ncount = 0\n").workers(Needy)
     with pytest.raises(ConfigError, match=r"workers\[1\]\.colour"):
-        settings(tmp_path, "[[workers]]\ncolour = 'red'\n").workers(Sample)
+        settings(tmp_path, "[[workers]]\ncolour = 'red'\n").workers(Needy)
     with pytest.raises(ConfigError, match=r"workers\[1\]"):
         settings(tmp_path, "workers = [3]\n").workers(Sample)
 

@@ -35,6 +35,7 @@ FACE = (
     "client_core",
     "client_values",
     "client_loop",
+    "client_values",
     "client_session",
     "client",
     "__init__",
@@ -66,7 +67,7 @@ WORLD = {
 PICKLED = {"pickle", "cPickle", "dill", "cloudpickle", "shelve", "marshal"}
 
 SDK_ZMQ_FILES = {"client_loop", "client"}
-SDK_PURE = {"client_events", "client_view", "client_core"}
+SDK_PURE = {"client_events", "client_view", "client_core", "client_values"}
 
 # Files of a folder that may touch what the rest of the folder may not.
 ZMQ_FILES = {"broker": {"loop", "auth"}, "workers": {"loop"}}

@@ -1,4 +1,4 @@
-"""A recorded camera path as controls: files at video rate in, one `Control` of poses per chunk out. Numpy, no torch.
+"""A recorded camera path: files at video rate in, the poses of each chunk out. Numpy, no torch.
 
 A folder holds ``poses.npy`` [frames, 4, 4], camera-to-world at video rate, ``intrinsics.npy`` [4] or [rows, 4] (fx, fy,
 cx, cy; the first row counts for every frame) and, for weights with action control, ``action.npy`` [frames, channels].
@@ -10,32 +10,39 @@ speed of one chunk relative to another, which normalizing over a whole file woul
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from .controls import Control
 from .errors import RequestError
 from .spec import StreamSpec
 
 FloatArray = NDArray[np.float64]
 
 
-def controls_from_folder(
-    folder: str | Path,
-    spec: StreamSpec,
-    chunks: int | None = None,
-    policy: Literal["strict", "truncate"] = "truncate",
-) -> list[Control]:
-    """One control of poses for each chunk.
+@dataclass(frozen=True, slots=True, eq=False)
+class RecordedPath:
+    """A path, cut into chunks.
+
+    Attributes:
+        intrinsics: float64 [4], for the whole session, in pixels of 832 x 480 unless the request says another size.
+        chunks: for each chunk its poses, float64 [latent frames, 4, 4], and its action flags [latent frames, channels]
+            or None.
+    """
+
+    intrinsics: FloatArray
+    chunks: tuple[tuple[FloatArray, FloatArray | None], ...]
+
+
+def read_path(folder: str | Path, spec: StreamSpec, chunks: int | None = None) -> RecordedPath:
+    """Read a folder and cut it into chunks.
 
     Args:
         folder: holds the files that are named above.
         spec: the stream, whose `frames_of` and `frame_stride` say how many latent frames a chunk has.
         chunks: length of the session; None: as many chunks as the path fills.
-        policy: with `chunks` None: whether a path that ends inside a chunk is refused or cut.
 
     Raises:
         RequestError: a file can't be read, has another shape or holds a number that is not finite, or the path is
@@ -52,7 +59,8 @@ def controls_from_folder(
     intrinsics = _intrinsics(place / "intrinsics.npy")
     action = _action(place / "action.npy")
     if chunks is None:
-        chunks = spec.chunks_in(path.shape[0], policy)
+        whole = 1 + (path.shape[0] - spec.frames_first) // spec.frames_next
+        chunks = min(max(whole, 1), spec.chunks_max)
     frames = spec.frames_in(chunks)
     for name, given in (("poses", path), ("action", action)):
         if given is not None and given.shape[0] < frames:
@@ -60,18 +68,12 @@ def controls_from_folder(
                 name, f"has {given.shape[0]} frames for a session of {frames}; accepted: {frames} or more"
             )
     first = (spec.frames_first - 1) // spec.frame_stride + 1
-    later = spec.frames_next // spec.frame_stride
-    latents = first + (chunks - 1) * later
-    resampled = resampled_poses(path[:frames], latents)
-    flags = None if action is None else action[:frames][:: spec.frame_stride]
-    controls = []
-    for index in range(chunks):
-        start = 0 if index == 0 else first + (index - 1) * later
-        rows = slice(start, start + (first if index == 0 else later))
-        controls.append(
-            Control(poses=resampled[rows], intrinsics=intrinsics, action=None if flags is None else flags[rows])
-        )
-    return controls
+    ends = [first + index * (spec.frames_next // spec.frame_stride) for index in range(chunks)]
+    poses = np.split(resampled_poses(path[:frames], ends[-1]), ends[:-1])
+    if action is None:
+        return RecordedPath(intrinsics, tuple((rows, None) for rows in poses))
+    flags = np.split(action[:frames][:: spec.frame_stride], ends[:-1])
+    return RecordedPath(intrinsics, tuple(zip(poses, flags, strict=True)))
 
 
 def resampled_poses(poses: FloatArray, count: int) -> FloatArray:

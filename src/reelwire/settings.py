@@ -128,8 +128,8 @@ class Settings:
                 given[name] = value, Origin("flag", flag_name(name))
         return _made(section, kind, known, given)
 
-    def workers(self, kind: type[T]) -> list[Resolved[T]]:
-        """The workers of the file's topology, each on top of ``[worker]``.
+    def workers(self, kind: type[T]) -> list[tuple[int, Resolved[T]]]:
+        """The workers of the file's topology, each on top of ``[worker]``, with how many of each are wanted.
 
         Raises:
             ConfigError: as `resolve`.
@@ -140,12 +140,18 @@ class Settings:
             section = f"{TOPOLOGY}[{number}]"
             if not isinstance(table, Mapping):
                 raise ConfigError(section, f"is no table in {self.file}; accepted: [[{TOPOLOGY}]]")
+            origin = Origin("file", self.file)
             given: dict[str, tuple[Any, Origin]] = {}
             for layer in (self._table("worker"), table):
                 for name, value in layer.items():
+                    if layer is table and name == "count":
+                        continue
                     _check_known(section, name, known, self.file)
-                    given[name] = value, Origin("file", self.file)
-            made.append(_made(section, kind, known, given))
+                    given[name] = value, origin
+            count = convert(f"{section}.count", int, table.get("count", 1), origin)
+            if count < 1:
+                raise ConfigError(f"{section}.count", f"{count} ({origin}) is not accepted; accepted: 1 or more")
+            made.append((count, _made(section, kind, known, given)))
         return made
 
     def _table(self, section: str) -> Mapping[str, Any]:
@@ -202,16 +208,8 @@ def convert(field_name: str, kind: Any, value: Any, origin: Origin) -> Any:
     if base in (tuple, list):
         return _sequence(field_name, options[0] if options else str, value, origin)
     if base is not None and issubclass(base, Mapping):
-        return _mapping(field_name, value, origin)
+        return _mapping(field_name, options[1] if len(options) == 2 else str, value, origin)
     return _scalar(field_name, kind, value, origin)
-
-
-def plain_value(text: str) -> Any:
-    """A value as TOML would read it (``4``, ``0.5``, ``true``, ``[1, 2]``), else the text itself."""
-    try:
-        return tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
-        return text
 
 
 def _made(
@@ -253,17 +251,20 @@ def _sequence(field_name: str, kind: Any, value: Any, origin: Origin) -> tuple[A
     return tuple(convert(field_name, kind, item, origin) for item in value)
 
 
-def _mapping(field_name: str, value: Any, origin: Origin) -> dict[str, Any]:
+def _mapping(field_name: str, kind: Any, value: Any, origin: Origin) -> dict[str, Any]:
+    pairs: list[tuple[str, Any]] = []
     if isinstance(value, Mapping):
-        return {str(name): item for name, item in value.items()}
-    parts = _sequence(field_name, str, value, origin)
-    made = {}
-    for part in parts:
-        name, equals, text = part.partition("=")
-        if not (name.strip() and equals):
-            raise _refused(field_name, part, origin, "NAME=VALUE")
-        made[name.strip()] = plain_value(text.strip())
-    return made
+        pairs = [(str(name), item) for name, item in value.items()]
+    else:
+        for part in _sequence(field_name, str, value, origin):
+            name, equals, text = part.partition("=")
+            if not (name.strip() and equals):
+                raise _refused(field_name, part, origin, "NAME=VALUE")
+            pairs.append((name.strip(), text.strip()))
+    if kind is not str:
+        return dict(pairs)
+    # a file may say 2 or true where a text is meant, as a flag does
+    return {name: str(item).lower() if isinstance(item, bool) else str(item) for name, item in pairs}
 
 
 def _scalar(field_name: str, kind: Any, value: Any, origin: Origin) -> Any:

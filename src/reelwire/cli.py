@@ -1,0 +1,111 @@
+"""The command `reelwire`: its subcommands, and how their errors end the process.
+
+Exit codes: 0 done, 1 the work failed, 2 wrong usage, 3 the broker can't be reached or doesn't fit. An error is one sentence
+on standard error; ``--debug`` or ``REELWIRE_DEBUG`` shows where it was raised.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from typing import Annotated, NoReturn
+
+import typer
+
+from .commands.broker import broker
+from .commands.config import show
+from .commands.demo import demo
+from .commands.status import status
+from .commands.stream import stream
+from .commands.up import up
+from .commands.worker import worker
+from .errors import BrokerUnreachable, ReelwireError, UsageError, VersionMismatch
+
+DONE, FAILED, USAGE, UNREACHABLE = 0, 1, 2, 3
+
+app = typer.Typer(
+    name="reelwire",
+    help="Streaming world-model sessions from one pool of GPU workers, over ZeroMQ.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+config = typer.Typer(help="Settings: what holds and where it came from.", no_args_is_help=True)
+app.add_typer(config, name="config")
+for command in (demo, up, broker, worker, stream, status):
+    app.command()(command)
+config.command()(show)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        from . import __version__
+
+        typer.echo(f"reelwire {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    _version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and end.")
+    ] = False,
+    debug: Annotated[
+        bool, typer.Option("--debug", help="Show where an error was raised. (or REELWIRE_DEBUG=1)")
+    ] = False,
+) -> None:
+    """Take the flags that come before the command."""
+    if debug:
+        os.environ["REELWIRE_DEBUG"] = "1"
+
+
+def main() -> NoReturn:
+    """Run the command line and end the process."""
+    sys.exit(run(sys.argv[1:]))
+
+
+def run(arguments: list[str]) -> int:
+    """Run one command and return its exit code; errors are printed here and nowhere else."""
+    try:
+        code = app(args=arguments, prog_name="reelwire", standalone_mode=False)
+    except KeyboardInterrupt:
+        return _told("stopped", FAILED)
+    except ReelwireError as error:
+        return _told(str(error), exit_code(error))
+    except BrokenPipeError:
+        # whoever read our output has enough of it; nothing may be written at the interpreter's end either
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return FAILED
+    except Exception as error:  # noqa: BLE001  the last place that can turn it into a sentence
+        return _unexpected(error)
+    return code if isinstance(code, int) else DONE
+
+
+def exit_code(error: ReelwireError) -> int:
+    """The exit code of an error."""
+    if isinstance(error, BrokerUnreachable | VersionMismatch):
+        return UNREACHABLE
+    return USAGE if isinstance(error, UsageError) else FAILED
+
+
+def _unexpected(error: Exception) -> int:
+    kinds = {kind.__name__ for kind in type(error).__mro__}
+    if isinstance(error, typer.Exit):
+        return error.exit_code
+    if isinstance(error, typer.Abort):
+        return _told("stopped", FAILED)
+    if "NoArgsIsHelpError" in kinds:
+        return USAGE
+    # typer brings the parser's exceptions under names of its own, so the root of BadParameter is asked for by name
+    if "ClickException" in kinds:
+        return _told(str(error.format_message()), USAGE)  # type: ignore[attr-defined]
+    return _told(f"{type(error).__name__}: {error} (a fault of reelwire; --debug shows where)", FAILED)
+
+
+def _told(sentence: str, code: int) -> int:
+    if os.environ.get("REELWIRE_DEBUG"):
+        traceback.print_exc()
+    sys.stderr.write(f"reelwire: {' '.join(sentence.split())}\n")
+    return code

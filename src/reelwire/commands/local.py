@@ -1,0 +1,106 @@
+"""A broker and its workers as children of this process: their command lines, and waiting until all are ready."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import signal
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+from ..errors import ReelwireError, UsageError
+
+if TYPE_CHECKING:
+    from ..settings import Resolved
+    from ..workers.supervisor import Child, Supervisor
+
+BROKER = "broker"
+READY_BROKER_S = 15.0
+READY_WORKER_S = 900.0
+"""Loading the weights of a big model from a slow disk takes minutes."""
+
+
+def broker_child(resolved: Resolved[Any]) -> Child:
+    """The broker with these settings."""
+    from ..workers.supervisor import Child
+
+    command = (*_reelwire("broker"), "--parent-pid", str(os.getpid()), *set_flags(resolved))
+    return Child(BROKER, command, stop_rank=0)
+
+
+def worker_child(name: str, resolved: Resolved[Any], endpoint: str) -> Child:
+    """A worker with these settings, at that broker."""
+    from ..workers.supervisor import Child
+
+    fixed = ("--broker", endpoint, "--name", name, "--set", f"parent_pid={os.getpid()}")
+    flags = set_flags(resolved, leave_out=("broker", "name", "parent_pid", "options"))
+    options = [part for pair in resolved.value.options.items() for part in ("--option", "=".join(pair))]
+    return Child(name, (*_reelwire("worker"), *fixed, *flags, *options), stop_rank=1)
+
+
+def set_flags(resolved: Resolved[Any], leave_out: tuple[str, ...] = ()) -> list[str]:
+    """``--set`` flags for every setting that isn't left at its default."""
+    flags = []
+    for item in dataclasses.fields(resolved.value):
+        origin = resolved.origins.get(item.name)
+        if origin is None or origin.layer == "default" or item.name in leave_out:
+            continue
+        value = getattr(resolved.value, item.name)
+        text = ",".join(str(part) for part in value) if isinstance(value, tuple) else str(value)
+        flags += ["--set", f"{item.name}={text}"]
+    return flags
+
+
+def wait_ready(supervisor: Supervisor, name: str, limit_s: float) -> Mapping[str, object]:
+    """What a child said when it was ready.
+
+    Raises:
+        UsageError: it refused its settings; the sentence is the child's own.
+        ReelwireError: it fell over, or said nothing in time.
+    """
+    from ..workers.supervisor import ChildFailed
+
+    try:
+        return supervisor.wait_ready(name, limit_s)
+    except ChildFailed as error:
+        raise told(error) from None
+    except TimeoutError as error:
+        raise ReelwireError(str(error)) from None
+
+
+def told(error: Any) -> ReelwireError:
+    """A child's failure as an error of this command: wrong usage stays wrong usage."""
+    if error.exit_code == 2 and error.last_line:
+        return UsageError(f"{error.name}: {error.last_line.removeprefix('reelwire: ')}")
+    failure: ReelwireError = error
+    return failure
+
+
+@contextmanager
+def stopped_by_signals() -> Iterator[None]:
+    """SIGTERM interrupts as Ctrl-C does, so that both clean up on their way out."""
+
+    def interrupt(_number: int, _frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def stop(supervisor: Supervisor) -> None:
+    """End all children in order; another Ctrl-C meanwhile ends them now."""
+    try:
+        supervisor.stop()
+    except KeyboardInterrupt:
+        supervisor.kill()
+        supervisor.stop()
+
+
+def _reelwire(command: str) -> tuple[str, ...]:
+    return sys.executable, "-P", "-m", "reelwire", command

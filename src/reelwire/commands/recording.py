@@ -1,0 +1,234 @@
+"""Runs a recipe against a broker: frames into an MP4, and beside it the record that makes it again.
+
+The MP4 is whole however the run ends: completed, failed, or stopped by Ctrl-C.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import importlib.metadata
+import json
+import platform
+import threading
+import time
+from collections.abc import Callable, Generator, Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..controls import KeyTrace
+from ..errors import BrokerUnreachable, ReelwireError, SessionError
+from .recipe import Recipe, Record, percentiles, plain_control
+from .shared import plain
+
+if TYPE_CHECKING:
+    from .. import Chunk, Client, Session
+    from ..media import VideoWriter
+    from ..spec import Plain, StreamSpec
+
+AHEAD = 2
+"""Controls that are handed in before the first chunk is taken: as many as a session may be ahead."""
+
+CANCEL_S = 10.0
+
+OnChunk = Callable[["Chunk", Record], None]
+
+
+def record_stream(
+    client: Client,
+    spec: StreamSpec,
+    recipe: Recipe,
+    picture: NDArray[np.uint8] | None,
+    mp4: Path,
+    on_chunk: OnChunk = lambda _chunk, _record: None,
+) -> Record:
+    """Stream a recipe into `mp4`, and write the record beside it.
+
+    A `KeyboardInterrupt` ends the stream early and is not passed on: the record's state is ``stopped`` then.
+
+    Args:
+        client: connected.
+        spec: of the recipe's pipeline.
+        recipe: what to make.
+        picture: what the recipe's image file holds, uint8 [height, width, 3].
+        mp4: the file to write; the record has its name with ``.json``.
+        on_chunk: called with every chunk when its frames are written.
+
+    Raises:
+        ReelwireError: the session could not be opened, or it failed; then the MP4 and the record hold what was made.
+    """
+    from ..media import VideoWriter
+
+    record = Record(recipe, mp4.name, spec.fps, versions=versions(client))
+    began = time.monotonic()
+    failure: ReelwireError | None = None
+    try:
+        with contextlib.closing(VideoWriter(mp4, spec.fps)) as writer:
+            failure = _write(client, record, picture, writer, on_chunk)
+    except KeyboardInterrupt:  # while the session was opened or closed
+        record.state, record.reason = "stopped", f"stopped after {len(record.chunks)} of {recipe.chunks} chunks"
+    record.timings = _timings(record, time.monotonic() - began)
+    if record.chunks:
+        text = json.dumps(record.to_json(mp4.parent), indent=1, default=plain)
+        mp4.with_suffix(".json").write_text(text + "\n", encoding="utf-8")
+    if failure is not None:
+        raise failure
+    return record
+
+
+def _write(
+    client: Client, record: Record, picture: NDArray[np.uint8] | None, writer: VideoWriter, on_chunk: OnChunk
+) -> ReelwireError | None:
+    """Open the session and write its chunks; what it failed with, if it did after it was opened."""
+    recipe, digest = record.recipe, hashlib.sha256()
+    failure: ReelwireError | None = None
+    with _opened(client, recipe, picture) as session:
+        record.recipe = replace(recipe, parameters=_given(session.parameters))
+        try:
+            with contextlib.closing(_chunks(session, recipe)) as chunks:
+                for chunk in chunks:
+                    writer.write(chunk.frames)
+                    digest.update(chunk.frames.tobytes())
+                    record.frames, record.frames_sha256 = writer.frames, digest.hexdigest()
+                    _note(record, chunk)
+                    on_chunk(chunk, record)
+            record.state = "completed" if len(record.chunks) == recipe.chunks else "closed"
+        except KeyboardInterrupt:
+            record.state, record.reason = "stopped", f"stopped after {len(record.chunks)} of {recipe.chunks} chunks"
+        except (SessionError, BrokerUnreachable) as error:
+            record.state, record.reason = "failed", str(error)
+            failure = error
+        with contextlib.suppress(ReelwireError, TimeoutError):
+            record.metrics = session.metrics()
+        if record.state == "stopped":
+            session.cancel(CANCEL_S)
+    return failure
+
+
+def _given(parameters: Mapping[str, Plain]) -> dict[str, Plain]:
+    return {name: value for name, value in parameters.items() if value is not None}
+
+
+def versions(client: Client) -> dict[str, Any]:
+    """Versions of what made the frames: here, at the broker, and at each worker."""
+    state = client.status()
+    here = {"reelwire": importlib.metadata.version("reelwire"), "python": platform.python_version()}
+    for name in ("numpy", "av", "pillow"):
+        here[name] = importlib.metadata.version(name)
+    workers = state.get("workers", [])
+    listed = [
+        {name: row[name] for name in ("name", "device", "packages") if name in row}
+        for row in (workers if isinstance(workers, list) else [])
+        if isinstance(row, Mapping)
+    ]
+    return {"client": here, "broker": state.get("version"), "workers": listed}
+
+
+@contextlib.contextmanager
+def _opened(client: Client, recipe: Recipe, picture: NDArray[np.uint8] | None) -> Iterator[Session]:
+    given: dict[str, Any] = dict(recipe.parameters)
+    tensors = {name: np.asarray(value, np.float32) for name, value in recipe.tensors.items()}
+    with client.open_session(recipe.pipeline, image=picture, chunks=recipe.chunks, tensors=tensors, **given) as session:
+        yield session
+
+
+def _chunks(session: Session, recipe: Recipe) -> Generator[Chunk]:
+    if recipe.controls is None:
+        assert recipe.trace is not None
+        with _played(session, recipe.trace):
+            yield from session
+        return
+    waiting = enumerate(recipe.controls)
+    for index, control in _first(waiting, AHEAD):
+        session.submit(index, control)
+    for chunk in session:
+        for index, control in _first(waiting, 1):
+            session.submit(index, control)
+        yield chunk
+
+
+def _first(waiting: Iterator[tuple[int, Any]], count: int) -> Iterator[tuple[int, Any]]:
+    for _, entry in zip(range(count), waiting, strict=False):
+        yield entry
+
+
+@contextlib.contextmanager
+def _played(session: Session, trace: KeyTrace) -> Iterator[None]:
+    """Play a trace by the wall clock on a thread of its own while the block runs."""
+    over = threading.Event()
+    thread = threading.Thread(target=_play, args=(session, trace, over), name="reelwire-keys", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
+def _play(session: Session, trace: KeyTrace, over: threading.Event) -> None:
+    began = time.monotonic()
+    held: set[str] = set()
+    try:
+        for event in trace.events:
+            if over.wait(max(0.0, began + event.time_s - time.monotonic())):
+                return
+            match event.kind:
+                case "press":
+                    session.press(event.key)
+                    held.add(event.key)
+                case "release":
+                    session.release(event.key)
+                    held.discard(event.key)
+                case "tap":
+                    session.tap(event.key)
+                case "reset" | "reset_pose":
+                    held.clear()
+                    session.reset() if event.kind == "reset" else session.reset_pose()
+        if not held:  # nothing would ask for another chunk: deliver what was asked for, and end
+            session.close(timeout=0)
+    except (ReelwireError, TimeoutError):
+        pass  # it ended first, and the thread that takes its chunks says why; or its end was asked for
+
+
+def _note(record: Record, chunk: Chunk) -> None:
+    timing = chunk.timing
+    record.applied.append(plain_control(chunk.control, chunk.control_source))
+    record.facts.append(chunk.facts)
+    record.chunks.append(
+        {
+            "index": chunk.index,
+            "frames": int(chunk.frames.shape[0]),
+            "committed_s": timing.committed_s,
+            "control_to_output_s": timing.latency_s,
+            "control_to_frame_s": chunk.control_to_frame_s,
+            "period_s": timing.period_s,
+            "change_to_frame_s": list(chunk.change_to_frame_s),
+            "stages": {
+                name: {
+                    "ready_s": stage.ready_s,
+                    "admitted_s": stage.admitted_s,
+                    "started_s": stage.started_s,
+                    "completed_s": stage.completed_s,
+                }
+                for name, stage in timing.stages.items()
+            },
+        }
+    )
+
+
+def _timings(record: Record, wall_s: float) -> dict[str, Any]:
+    rows = record.chunks
+    return {
+        "wall_s": wall_s,
+        "first_output_s": rows[0]["committed_s"] if rows else None,
+        "period_s": percentiles([row["period_s"] for row in rows if row["period_s"] is not None]),
+        "control_to_output_s": percentiles([row["control_to_output_s"] for row in rows]),
+        "control_to_frame_s": percentiles(
+            [row["control_to_frame_s"] for row in rows if row["control_to_frame_s"] is not None]
+        ),
+        "change_to_frame_s": percentiles([change for row in rows for change in row["change_to_frame_s"]]),
+    }

@@ -1,0 +1,108 @@
+"""What the commands share: common flags, settings, and printing as a table or as JSON."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from ..errors import RequestError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from ..settings import Settings
+
+Policy = Literal["strict", "truncate"]
+"""What to do with a count of frames that doesn't fill whole chunks."""
+
+ConfigFile = Annotated[
+    Path | None,
+    typer.Option("--config", help="TOML file with settings. (default: REELWIRE_CONFIG, or ./reelwire.toml)"),
+]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables and bars.")]
+Endpoint = Annotated[
+    str | None,
+    typer.Option("--endpoint", help="Where the broker listens. (default: REELWIRE_BROKER, or tcp://127.0.0.1:7461)"),
+]
+
+
+def load_settings(config: Path | None) -> Settings:
+    """The layers below the flags."""
+    from ..settings import Settings
+
+    return Settings.load(config)
+
+
+def print_json(value: object) -> None:
+    """One JSON document on standard output, on one line."""
+    sys.stdout.write(json.dumps(value, default=plain) + "\n")
+    sys.stdout.flush()
+
+
+def plain(value: Any) -> Any:
+    """A value as JSON has it: arrays as lists, paths as texts, mappings of other kinds as objects."""
+    if hasattr(value, "tolist"):
+        return value.tolist()
+    if isinstance(value, Mapping):
+        return dict(value)
+    if isinstance(value, tuple | set | frozenset):
+        return list(value)
+    return str(value)
+
+
+def console(*, stderr: bool = False) -> Console:
+    """A console of its own for each command, so that tests and redirections are seen."""
+    from rich.console import Console
+
+    return Console(stderr=stderr, highlight=False, soft_wrap=False)
+
+
+def tell(sentence: str) -> None:
+    """A sentence on standard error, as the command's errors are."""
+    sys.stderr.write(f"reelwire: {sentence}\n")
+    sys.stderr.flush()
+
+
+def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
+    """A table on standard output; columns of numbers to the right."""
+    from rich.table import Table
+
+    listed = [list(row) for row in rows]
+    table = Table(title=title, title_justify="left")
+    for at, column in enumerate(columns):
+        numeric = bool(listed) and all(isinstance(row[at], int | float) for row in listed)
+        table.add_column(column, justify="right" if numeric else "left", overflow="fold")
+    for row in listed:
+        table.add_row(*(shown(cell) for cell in row))
+    console().print(table)
+
+
+def shown(cell: object) -> str:
+    """A cell of a table."""
+    if cell is None:
+        return "-"
+    if isinstance(cell, float):
+        return f"{cell:.3f}"
+    if isinstance(cell, list | tuple):
+        return ", ".join(str(item) for item in cell)
+    return str(cell)
+
+
+def assignments(texts: Iterable[str], field: str) -> dict[str, str]:
+    """``NAME=VALUE`` pairs of a flag that may be given several times.
+
+    Raises:
+        RequestError: one of them is no pair.
+    """
+    pairs = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not (name.strip() and equals):
+            raise RequestError(field, f"{text!r} is no pair; accepted: NAME=VALUE")
+        pairs[name.strip()] = value.strip()
+    return pairs

@@ -1,0 +1,136 @@
+"""`reelwire stream`: a picture and keys (or camera poses) in, an MP4 and its record out."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ..errors import RequestError
+from .shared import ConfigFile, Endpoint, Json, Policy, assignments, load_settings, print_json, tell
+
+if TYPE_CHECKING:
+    from .plan import StreamFlags
+    from .recipe import Record
+
+
+def stream(
+    image: Annotated[Path | None, typer.Argument(help="The picture that the world starts from.")] = None,
+    prompt: Annotated[str | None, typer.Option(help="What the world looks like.")] = None,
+    keys: Annotated[
+        str | None,
+        typer.Option(help='Key trace or a file of one: "0.0 +w; 1.5 -w +d; 2.0 tap l". (default: hold w)'),
+    ] = None,
+    wall_clock: Annotated[
+        bool, typer.Option("--wall-clock", help="Play the trace live instead of once per chunk of media time.")
+    ] = False,
+    poses: Annotated[
+        Path | None, typer.Option(help="Folder with poses.npy, intrinsics.npy and maybe action.npy, instead of keys.")
+    ] = None,
+    chunks: Annotated[int | None, typer.Option(min=1, help="Length in chunks. (default: 8, or all poses)")] = None,
+    frames: Annotated[int | None, typer.Option(help="Length in frames, instead of chunks.")] = None,
+    frames_policy: Annotated[
+        Policy, typer.Option(help="Frames that don't fill chunks: refuse, or cut to whole ones.")
+    ] = "strict",
+    seed: Annotated[int | None, typer.Option(help="Seed of the noise.")] = None,
+    area: Annotated[int | None, typer.Option(help="Pixels of a frame, about.")] = None,
+    window: Annotated[int | None, typer.Option(help="Latent frames that the cache holds; -1: all.")] = None,
+    sink: Annotated[int | None, typer.Option(help="First latent frames that stay in the cache.")] = None,
+    attention: Annotated[int | None, typer.Option(help="Latent frames that are attended to; -1: all held.")] = None,
+    dtype: Annotated[str | None, typer.Option(help="What the model computes in.")] = None,
+    parameters: Annotated[
+        list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="Any other parameter of the pipeline.")
+    ] = None,
+    pipeline: Annotated[str | None, typer.Option(help="Which pipeline. (default: world)")] = None,
+    replay: Annotated[
+        Path | None, typer.Option("--from", help="Make it again from the JSON that stands beside an MP4.")
+    ] = None,
+    out: Annotated[Path, typer.Option(help="The MP4 to write; the record goes beside it.")] = Path("world.mp4"),
+    endpoint: Endpoint = None,
+    config: ConfigFile = None,
+    as_json: Json = False,
+) -> None:
+    """Stream a world into an MP4. Ctrl-C keeps what there is so far.
+
+    A trace's seconds are media time, so the same trace gives the same MP4 everywhere; with --wall-clock its events are
+    sent when their time has come. The record beside the MP4 holds what was applied; --from makes the same frames again.
+    The prompt holds for the whole stream: another prompt is another stream.
+    """
+    from .plan import StreamFlags
+
+    named = {
+        "prompt": prompt,
+        "seed": seed,
+        "area": area,
+        "window": window,
+        "sink": sink,
+        "attention": attention,
+        "dtype": dtype,
+    }
+    flags = StreamFlags(
+        image=image,
+        parameters={name: value for name, value in named.items() if value is not None},
+        texts=assignments(parameters or (), "set"),
+        keys=keys,
+        poses=poses,
+        wall_clock=wall_clock,
+        chunks=chunks,
+        frames=frames,
+        policy=frames_policy,
+        pipeline=pipeline,
+        replay=replay,
+        out=out,
+    )
+    record = _streamed(flags, endpoint, config, quiet=as_json)
+    _report(flags, record, as_json)
+
+
+def _streamed(flags: StreamFlags, endpoint: str | None, config: Path | None, *, quiet: bool) -> Record:
+    from ..media import load_image
+    from ..settings import ClientSettings
+    from .local import stopped_by_signals
+    from .plan import first_look, recipe_of
+    from .progress import stream_bar
+    from .recording import record_stream
+
+    name, path = first_look(flags)
+    picture = None if path is None else load_image(path)
+    settings = load_settings(config).resolve("client", ClientSettings, {"endpoint": endpoint}).value
+    from .. import Client
+
+    with stopped_by_signals(), Client(settings.endpoint, connect_timeout_s=settings.connect_timeout_s) as client:
+        pipelines = client.pipelines
+        if name not in pipelines:
+            raise RequestError(
+                "pipeline", f"{name!r} is unknown; accepted: {', '.join(sorted(pipelines)) or 'none yet'}"
+            )
+        recipe = recipe_of(flags, pipelines[name])
+        with stream_bar(name, recipe.chunks, quiet=quiet) as on_chunk:
+            return record_stream(client, pipelines[name], recipe, picture, flags.out, on_chunk)
+
+
+def _report(flags: StreamFlags, record: Record, as_json: bool) -> None:
+    from .progress import print_summary
+
+    same = _same_frames(flags, record)
+    if as_json:
+        print_json({**record.to_json(flags.out.parent), "same_frames": same})
+    elif record.chunks:
+        rows = [("video", str(flags.out)), ("record", str(flags.out.with_suffix(".json")))]
+        if same is not None:
+            rows.append(("same frames as the record", "yes" if same else "no"))
+        print_summary(record, rows)
+    if record.state == "stopped":
+        kept = f"; {flags.out} holds the {record.frames} frames so far" if record.frames else ""
+        tell(f"{record.reason}{kept}")
+        raise typer.Exit(1)
+
+
+def _same_frames(flags: StreamFlags, record: Record) -> bool | None:
+    """Whether a replay gave the very frames of its record; None when nothing was replayed to its end."""
+    from .recipe import recipe_from
+
+    if flags.replay is None or record.state != "completed":
+        return None
+    return recipe_from(flags.replay, flags.image)[1] == record.frames_sha256
