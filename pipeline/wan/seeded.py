@@ -48,11 +48,12 @@ def smooth_pictures(name: str, values: Tensor) -> Tensor:
     for size in values.shape[2:]:
         taps = torch.tensor([1.0, 2.0, 1.0] if size == 3 else [1.0])
         low_pass = low_pass.unsqueeze(-1) * (taps / taps.sum())
-    blurred = mix.reshape(*mix.shape, *([1] * low_pass.ndim)) * low_pass * mix.shape[1] ** -0.5
-    return blurred + 0.1 * by_fan_in(name, values)
+    blurred: Tensor = mix.reshape(*mix.shape, *([1] * low_pass.ndim)) * low_pass
+    return blurred * float(mix.shape[1] ** -0.5) + 0.1 * by_fan_in(name, values)
 
 
 def _unit(label: str, shape: torch.Size) -> Tensor:
     digest = hashlib.blake2b(label.encode(), digest_size=8).digest()
     generator = torch.Generator().manual_seed(int.from_bytes(digest, "little") >> 1)
-    return torch.mul(torch.rand(shape, generator=generator) * 2 - 1, 3**0.5)
+    drawn: Tensor = torch.rand(shape, generator=generator)
+    return (drawn * 2 - 1) * 3**0.5

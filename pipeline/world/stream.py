@@ -35,6 +35,7 @@ def world_spec(config: WorldConfig) -> StreamSpec:
         external_inputs=("encode_request", "control"),
         outputs=("frames",),
         initialize_order=("encode", "decode", "denoise"),
+        release_order=("decode", "denoise", "encode"),
         control="control",
         chunks_max=LATENTS_MAX // config.chunk_size,
         frames_first=1 + stride * (config.chunk_size - 1),
