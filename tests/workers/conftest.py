@@ -1,0 +1,167 @@
+"""A worker core with everything around it played by the test."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from reelwire.messages import (
+    Artifact,
+    Failure,
+    InitializeStage,
+    ReleaseStage,
+    RunTask,
+    StageFailed,
+    StageInitialized,
+    StageReady,
+    StageReleased,
+    TaskDone,
+    Welcome,
+)
+from reelwire.spec import Edge, StageSpec, StreamSpec
+from reelwire.workers.actions import Action, BuildStage, Job, Run, Send, Stop
+from reelwire.workers.config import WorkerConfig
+from reelwire.workers.core import WorkerCore
+from reelwire.workers.events import Event, Finished, Received, Reply, Reported, Started, Tick
+
+SPEC = StreamSpec(
+    name="toy",
+    stages=(StageSpec("draw", ("control",), ("picture",)), StageSpec("show", ("picture",), ("frames",))),
+    edges=(Edge("control"), Edge("picture"), Edge("frames")),
+    external_inputs=("control",),
+    outputs=("frames",),
+    initialize_order=("draw", "show"),
+    control="control",
+    chunks_max=100,
+    frames_first=1,
+    frames_next=2,
+    fps=16.0,
+)
+
+
+class Rig:
+    """A core whose invariants are asserted after every event, and short ways to say what happens to it."""
+
+    def __init__(self, **settings: Any) -> None:
+        settings = {"name": "w", "slots": 2, **settings}
+        self.core = WorkerCore(WorkerConfig(**settings), SPEC, "1.2.3", {"numpy": "9"})
+        self.now = 100.0
+        self.jobs: dict[str, Job] = {}
+        self.sent: list[Any] = []
+        self.stopped: Stop | None = None
+
+    def do(self, event: Event) -> list[Action]:
+        """One event; its jobs, messages and the end are kept."""
+        actions = self.core.handle(event)
+        self.core.check()
+        for action in actions:
+            if isinstance(action, Run):
+                assert action.stage not in self.jobs, "a thread was given two jobs"
+                self.jobs[action.stage] = action.job
+            if isinstance(action, Send):
+                self.sent.append(action.message)
+            if isinstance(action, Stop):
+                self.stopped = action
+        return actions
+
+    def start(self) -> list[Action]:
+        """The process is up."""
+        return self.do(Started(self.now))
+
+    def tick(self, after_s: float = 0.0, *, drained: bool = True) -> list[Action]:
+        """Time passes."""
+        self.now += after_s
+        return self.do(Tick(self.now, drained))
+
+    def hear(self, message: Any, attachment: int = 1) -> list[Action]:
+        """The broker says something."""
+        return self.do(Received(self.now, attachment, message))
+
+    def welcome(self, attachment: int = 1, version: str = "1.2.9", heartbeat_s: float = 1.0) -> list[Action]:
+        """The broker attaches the worker."""
+        return self.hear(Welcome("w", version, heartbeat_s, 3, {}), attachment)
+
+    def finish(self, stage: str, reply: Reply | None = None, traceback: str = "") -> list[Action]:
+        """The stage's thread reports its job: well done, if `reply` doesn't say otherwise."""
+        job = self.jobs.pop(stage)
+        return self.do(Reported(self.now, Finished(stage, job, reply or well_done(job), traceback)))
+
+    def fail(self, stage: str, kind: str = "stage", message: str = "no") -> list[Action]:
+        """The stage's thread reports that its job raised."""
+        return self.finish(stage, failed(self.jobs[stage], kind, message), "Traceback: here")
+
+    def ready(self) -> Rig:
+        """Attached, with all weights, and nothing of that left in `sent`."""
+        self.start()
+        self.welcome()
+        for stage in list(self.jobs):
+            self.finish(stage)
+        self.sent.clear()
+        return self
+
+    def live(self, session: str = "s", stage: str = "draw", epoch: int = 1) -> Rig:
+        """With a session at a stage."""
+        self.hear(initialize(session, stage, epoch))
+        self.finish(stage)
+        self.sent.clear()
+        return self
+
+
+def initialize(session: str = "s", stage: str = "draw", epoch: int = 1, stage_epoch: int = 1) -> InitializeStage:
+    return InitializeStage(session, "toy", stage, epoch, stage_epoch, 9, {}, {}, Artifact())
+
+
+def task(index: int, session: str = "s", stage: str = "draw", epoch: int = 1, stage_epoch: int = 1) -> RunTask:
+    return RunTask(session, "toy", stage, epoch, stage_epoch, index, {"control": Artifact()}, index == 0, False)
+
+
+def release(session: str = "s", stage: str = "draw", epoch: int = 1, stage_epoch: int = 1) -> ReleaseStage:
+    return ReleaseStage(session, "toy", stage, epoch, stage_epoch)
+
+
+def well_done(job: Job) -> Reply:
+    match job.work:
+        case BuildStage():
+            return StageReady("toy", job.work.stage, 500)
+        case InitializeStage() as work:
+            return StageInitialized(work.session, work.stage, work.epoch, work.stage_epoch, Artifact(), 400)
+        case RunTask() as work:
+            return TaskDone(work.session, work.stage, work.epoch, work.stage_epoch, work.index, {}, {}, 0.1)
+        case ReleaseStage() as work:
+            return StageReleased(work.session, work.stage, work.epoch, work.stage_epoch)
+
+
+def failed(job: Job, kind: str = "stage", message: str = "no") -> StageFailed:
+    failure = Failure(kind, message, job.work.stage, field="seed" if kind == "request" else "")
+    match job.work:
+        case BuildStage() as build:
+            return StageFailed("", build.stage, 0, 0, "build", None, failure)
+        case InitializeStage() as work:
+            return StageFailed(work.session, work.stage, work.epoch, work.stage_epoch, "initialize", None, failure)
+        case RunTask() as work:
+            return StageFailed(work.session, work.stage, work.epoch, work.stage_epoch, "run", work.index, failure)
+        case ReleaseStage() as work:
+            return StageFailed(work.session, work.stage, work.epoch, work.stage_epoch, "release", None, failure)
+
+
+class Toy:
+    """What tests of the core take from here: importlib mode has no module to import from."""
+
+    Rig = Rig
+    spec = SPEC
+    initialize = staticmethod(initialize)
+    task = staticmethod(task)
+    release = staticmethod(release)
+    failed = staticmethod(failed)
+
+
+@pytest.fixture(scope="session")
+def toy() -> type[Toy]:
+    return Toy
+
+
+@pytest.fixture(scope="session")
+def rig() -> Callable[..., Rig]:
+    return Rig

@@ -1,0 +1,455 @@
+"""The thread of a stage: values in and out, failures, and one job at a time."""
+
+from __future__ import annotations
+
+import queue
+import subprocess
+import sys
+import threading
+import types
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from reelwire import tensors, wire
+from reelwire.errors import ConfigError, RequestError
+from reelwire.messages import (
+    Artifact,
+    InitializeStage,
+    ReleaseStage,
+    RunTask,
+    StageFailed,
+    StageInitialized,
+    StageReady,
+    StageReleased,
+    TaskDone,
+)
+from reelwire.pipeline.stage import Initialized, StageResult
+from reelwire.spec import Edge, StageSpec, StreamSpec
+from reelwire.tensors import Inline, TensorRef
+from reelwire.workers.actions import BuildStage, Job, Work
+from reelwire.workers.events import Finished
+from reelwire.workers.runner import (
+    StageThread,
+    from_artifact,
+    load,
+    package_versions,
+    threads_for,
+    to_artifact,
+    to_plain,
+)
+
+LIMIT_S = 30.0
+PIPELINE = f"{Path(__file__).parent / 'numpy_pipeline.py'}:build"
+NUMPY_DTYPES = [name for name in tensors.ITEM_BYTES if name != "bfloat16"]
+
+
+class Threads:
+    """Stage threads of a pipeline whose reports can be waited for."""
+
+    def __init__(self) -> None:
+        self.reports: queue.SimpleQueue[Finished] = queue.SimpleQueue()
+        self.threads: dict[str, StageThread] = {}
+
+    def start(self, pipeline: Any, stage: str = "draw", device: str = "cpu") -> Finished:
+        """Start the thread of a stage and have it build."""
+        self.threads[stage] = StageThread(pipeline, stage, device, 1, self.reports.put)
+        return self.do(BuildStage(pipeline.spec.name, stage), stage)
+
+    def do(self, work: Work, stage: str = "draw") -> Finished:
+        """One job, until it is reported."""
+        self.threads[stage].submit(Job(1, work))
+        report = self.reports.get(timeout=LIMIT_S)
+        assert report.job.work is work
+        return report
+
+    def close(self) -> None:
+        """End all threads."""
+        for thread in self.threads.values():
+            thread.stop()
+        for name, thread in self.threads.items():
+            assert thread.join(LIMIT_S), f"{name} hangs"
+
+
+@pytest.fixture
+def threads() -> Iterator[Threads]:
+    """Threads that have all ended when the test has."""
+    started = Threads()
+    yield started
+    started.close()
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("stage-")]
+
+
+def initialize(
+    session: str = "s", stage: str = "draw", handed: Artifact | None = None, **given: Any
+) -> InitializeStage:
+    arrays = {name: tensors.from_array(value) for name, value in given.items() if isinstance(value, np.ndarray)}
+    plain = {"seed": 0, **{name: value for name, value in given.items() if name not in arrays}}
+    return InitializeStage(session, "toy", stage, 1, 1, 9, plain, arrays, handed or Artifact())
+
+
+def task(index: int, stage: str = "draw", session: str = "s", **inputs: Artifact) -> RunTask:
+    given = inputs or {"control": Artifact({"keys": ["w"]})}
+    return RunTask(session, "toy", stage, 1, 1, index, given, index == 0, index == 8)
+
+
+def release(session: str = "s", stage: str = "draw") -> ReleaseStage:
+    return ReleaseStage(session, "toy", stage, 1, 1)
+
+
+def array(ref: TensorRef) -> list[Any]:
+    return tensors.to_array(ref).tolist()  # type: ignore[no-any-return]
+
+
+def test_a_session_passes_both_stages(threads: Threads) -> None:
+    """Build, initialize, run, release; what one stage hands and makes reaches the other as arrays."""
+    pipeline = load(PIPELINE, {})
+    assert threads.start(pipeline, "draw").reply == StageReady("toy", "draw", 1000)
+    threads.start(pipeline, "show")
+    made = threads.do(initialize(seed=7, image=np.ones((2, 2, 3), np.uint8))).reply
+    assert isinstance(made, StageInitialized)
+    assert made.cache_bytes == 1000
+    assert made.handed.values == {"from": "draw"}
+    assert array(made.handed.tensors["embedding"]) == [19.0, 19.0, 19.0]
+    threads.do(initialize(stage="show", handed=made.handed, seed=7), "show")
+    drawn = threads.do(task(0)).reply
+    assert isinstance(drawn, TaskDone)
+    assert drawn.facts == {"pose": [[1.0, 0.0], [0.0, 1.0]], "scale": 0.5, "keys": ["w"]}
+    assert drawn.outputs["picture"].values == {"index": 0}
+    assert drawn.run_s >= 0
+    shown = threads.do(task(0, "show", picture=drawn.outputs["picture"]), "show").reply
+    assert isinstance(shown, TaskDone)
+    assert array(shown.outputs["frames"].tensors["frames"]) == [7] * 8
+    assert shown.facts == {"first": True, "last": False}
+    assert threads.do(release()).reply == StageReleased("s", "draw", 1, 1)
+
+
+def test_each_stage_is_called_on_a_thread_of_its_own(threads: Threads) -> None:
+    """A stage needs no locks."""
+    pipeline = load(PIPELINE, {})
+    stages: dict[str, Any] = {}
+
+    def build(stage: str, device: str) -> Any:
+        assert threading.current_thread().name == f"stage-{stage}"
+        stages[stage] = pipeline.build(stage, device)
+        return stages[stage]
+
+    watched = types.SimpleNamespace(spec=pipeline.spec, array_library="numpy", build=build)
+    for stage in ("draw", "show"):
+        threads.start(watched, stage)
+        threads.do(initialize(stage=stage), stage)
+    assert {name: stage.threads for name, stage in stages.items()} == {
+        "draw": {"stage-draw"},
+        "show": {"stage-show"},
+    }
+
+
+def test_a_later_run_does_not_change_what_an_earlier_one_gave(threads: Threads) -> None:
+    """The toy stage reuses one buffer; each result keeps its own bytes."""
+    threads.start(load(PIPELINE, {}))
+    threads.do(initialize(seed=1))
+    results = [threads.do(task(index)).reply for index in range(3)]
+    pixels = [array(done.outputs["picture"].tensors["pixels"]) for done in results if isinstance(done, TaskDone)]
+    assert pixels == [[1] * 4, [3] * 4, [6] * 4]
+
+
+def test_streaming_23_whatever_a_stage_raises_fails_its_job_only(threads: Threads) -> None:
+    """Type and message travel, the traceback stays; the thread goes on with the next session."""
+    threads.start(load(PIPELINE, {}))
+    threads.do(initialize())
+    report = threads.do(task(4, control=Artifact({"keys": ["s"]})))
+    reply = report.reply
+    assert isinstance(reply, StageFailed)
+    assert (reply.phase, reply.index, reply.failure.kind) == ("run", 4, "stage")
+    assert reply.failure.message == "RuntimeError: no way back at 4"
+    assert (reply.failure.stage, reply.failure.index) == ("draw", 4)
+    assert "numpy_pipeline.py" in report.traceback
+    assert "Traceback" not in reply.failure.message
+    threads.do(initialize("next"))
+    assert isinstance(threads.do(task(0, session="next")).reply, TaskDone)
+
+
+@pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt(), MemoryError("full"), GeneratorExit()])
+def test_streaming_23_errors_of_every_root_are_caught(threads: Threads, error: BaseException) -> None:
+    """A stage that calls sys.exit doesn't end the worker."""
+    pipeline = load(PIPELINE, {})
+    stage = pipeline.build("draw", "cpu")
+
+    def run(*_: object, **__: object) -> StageResult:
+        raise error
+
+    stage.run = run  # type: ignore[method-assign]
+    threads.start(types.SimpleNamespace(spec=pipeline.spec, array_library="numpy", build=lambda *_: stage))
+    threads.do(initialize())
+    reply = threads.do(task(0)).reply
+    assert isinstance(reply, StageFailed)
+    assert reply.failure.message.startswith(type(error).__name__)
+
+
+def test_a_refused_request_carries_its_field(threads: Threads) -> None:
+    """RequestError is the caller's fault, in the message as it was said."""
+    threads.start(load(PIPELINE, {}))
+    reply = threads.do(initialize(seed=-4)).reply
+    assert isinstance(reply, StageFailed)
+    assert (reply.phase, reply.failure.kind, reply.failure.field) == ("initialize", "request", "seed")
+    assert reply.failure.message == "-4 is negative; accepted: 0 or more"
+
+
+def test_an_initialization_that_ran_out_of_memory_leaves_nothing(threads: Threads) -> None:
+    """What it had made is released before the failure is told."""
+    pipeline = load(PIPELINE, {})
+    stage: Any = pipeline.build("draw", "cpu")
+    threads.start(types.SimpleNamespace(spec=pipeline.spec, array_library="numpy", build=lambda *_: stage))
+    reply = threads.do(initialize(seed=666)).reply
+    assert isinstance(reply, StageFailed)
+    assert reply.failure.message == "MemoryError: no room for the caches"
+    assert stage.sessions == {}
+
+
+def test_streaming_21_a_release_can_fail_and_be_tried_again(threads: Threads) -> None:
+    """The failure says the phase."""
+    threads.start(load(PIPELINE, {}))
+    threads.do(initialize(seed=13))
+    reply = threads.do(release()).reply
+    assert isinstance(reply, StageFailed)
+    assert (reply.phase, reply.index) == ("release", None)
+    assert isinstance(threads.do(release()).reply, StageReleased)
+
+
+@pytest.mark.parametrize(("trouble", "kind", "field"), [("request", "request", "weights"), ("crash", "stage", "")])
+def test_a_build_that_fails_is_reported(threads: Threads, trouble: str, kind: str, field: str) -> None:
+    """The core ends the process for it."""
+    reply = threads.start(load(PIPELINE, {"trouble": trouble})).reply
+    assert isinstance(reply, StageFailed)
+    assert (reply.phase, reply.failure.kind, reply.failure.field) == ("build", kind, field)
+
+
+def stage_giving(result: Any) -> Callable[[str, str], Any]:
+    def build(_stage: str, _device: str) -> Any:
+        return types.SimpleNamespace(
+            session_bytes=1,
+            initialize=lambda *_: Initialized(),
+            run=lambda *_, **__: result,
+            release=lambda *_: None,
+        )
+
+    return build
+
+
+@pytest.mark.parametrize(
+    ("result", "says"),
+    [
+        (StageResult({}), "made nothing"),
+        (StageResult({"picture": {}, "more": {}}), "made more, picture"),
+        (StageResult({"picture": {"a": object()}}), "object is no plain value"),
+        (StageResult({"picture": {"a": np.zeros(2, np.complex64)}}), "complex64"),
+        (StageResult({"picture": {}}, {"big": 1 << 70}), "can't be"),
+        (StageResult({"picture": {}}, {"deep": [[[[[[[[[[[[[[[[[[[[1]]]]]]]]]]]]]]]]]]]]}), "can't be sent"),
+        (StageResult({"picture": {}}, {"long": "x" * (2 << 20)}), "can't be sent"),
+        (StageResult({"picture": {}}, {1: 2}), ""),  # type: ignore[dict-item]
+        (None, "NoneType"),
+    ],
+    ids=["nothing", "too much", "object", "complex", "big integer", "deep", "long", "number as a name", "none"],
+)
+def test_streaming_34_a_result_that_can_not_be_sent_is_a_failure_of_the_stage(
+    threads: Threads, result: Any, says: str
+) -> None:
+    """It never reaches the socket, where it would cost the worker its attachment."""
+    spec = load(PIPELINE, {}).spec
+    threads.start(types.SimpleNamespace(spec=spec, array_library="numpy", build=stage_giving(result)))
+    threads.do(initialize())
+    reply = threads.do(task(0)).reply
+    assert isinstance(reply, StageFailed)
+    assert says in reply.failure.message
+    wire.decode(wire.encode(reply, 1), wire.TO_BROKER, wire.Limits())
+
+
+def test_a_long_or_broken_message_still_travels(threads: Threads) -> None:
+    """An exception's text is cut, and what has no UTF-8 is replaced."""
+    pipeline = load(PIPELINE, {})
+
+    def build(stage: str, device: str) -> Any:
+        raise RuntimeError("\ud800" + "x" * 100_000)
+
+    reply = threads.start(types.SimpleNamespace(spec=pipeline.spec, array_library="numpy", build=build)).reply
+    assert isinstance(reply, StageFailed)
+    assert len(reply.failure.message) == 2000
+    wire.decode(wire.encode(reply, 1), wire.TO_BROKER, wire.Limits())
+
+
+@pytest.mark.parametrize("shape", [(), (0, 3), (3, 5), (1, 2, 3, 4)])
+@pytest.mark.parametrize("dtype", NUMPY_DTYPES)
+def test_numpy_values_come_back_as_they_were(dtype: str, shape: tuple[int, ...]) -> None:
+    """Through an artifact, the wire and back; what arrives can't be written to."""
+    value = (np.arange(int(np.prod(shape))) % 2).reshape(shape).astype(dtype)
+    sent = to_artifact({"a": value, "n": 3, "t": "text", "none": None, "b": b"\0", "l": [1, {"x": 2.5}]})
+    back = from_artifact(sent, "numpy")
+    assert back["a"].dtype == value.dtype
+    assert np.array_equal(back["a"], value)
+    assert back["a"].shape == shape
+    assert not back["a"].flags.writeable
+    assert {name: back[name] for name in ("n", "t", "none", "b", "l")} == {
+        "n": 3,
+        "t": "text",
+        "none": None,
+        "b": b"\0",
+        "l": [1, {"x": 2.5}],
+    }
+
+
+def test_numpy_views_are_sent_as_what_they_show() -> None:
+    """Strided, reversed and transposed arrays, without a reference to the original."""
+    base = np.arange(24, dtype=np.int32).reshape(4, 6)
+    for view in (base[:, ::2], base[::-1], base.T, base[1]):
+        expected = view.copy()
+        sent = to_artifact({"a": view})
+        base += 1
+        assert np.array_equal(from_artifact(sent, "numpy")["a"], expected)
+        base -= 1
+
+
+def test_an_unaligned_buffer_is_taken() -> None:
+    """A frame of the wire begins wherever it likes."""
+    raw = np.arange(33, dtype=np.uint8).tobytes()
+    ref = TensorRef("float64", (4,), Inline(memoryview(raw)[1:]))
+    value = from_artifact(Artifact({}, {"a": ref}), "numpy")["a"]
+    assert value.flags.aligned
+    assert value.tobytes() == raw[1:]
+    assert from_artifact(Artifact({}, {"a": ref}), "torch")["a"].numpy().tobytes() == raw[1:]
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("shape", [(), (0, 3), (3, 5)])
+@pytest.mark.parametrize("dtype", list(tensors.ITEM_BYTES))
+def test_torch_values_come_back_as_they_were(dtype: str, shape: tuple[int, ...]) -> None:
+    """bfloat16 too; what arrives is aligned, can be written to, and shares nothing with the message."""
+    import torch
+
+    value = (torch.arange(int(np.prod(shape))) % 2).reshape(shape).to(getattr(torch, dtype))
+    sent = to_artifact({"a": value})
+    assert sent.tensors["a"].dtype == dtype
+    kept = bytes(sent.tensors["a"].place.buffer)
+    read_only = Artifact({}, {"a": TensorRef(dtype, shape, Inline(kept))})
+    back = from_artifact(read_only, "torch")["a"]
+    assert back.dtype == value.dtype
+    assert torch.equal(back, value)
+    assert back.data_ptr() % 64 == 0
+    back.zero_()
+    assert bytes(read_only.tensors["a"].place.buffer) == kept
+
+
+def test_torch_tensors_of_every_kind_are_sent() -> None:
+    """Strided views, parameters and tensors of inference mode; a reused buffer changes nothing that was sent."""
+    import torch
+
+    base = torch.arange(24).reshape(4, 6)
+    sent = to_artifact({"a": base[:, ::2], "b": base.T})
+    expected = base[:, ::2].tolist(), base.T.tolist()
+    base.zero_()
+    back = from_artifact(sent, "torch")
+    assert (back["a"].tolist(), back["b"].tolist()) == expected
+    parameter = torch.nn.Parameter(torch.ones(2, dtype=torch.bfloat16))
+    with torch.inference_mode():
+        inner = torch.ones(3) * 2
+    back = from_artifact(to_artifact({"p": parameter, "i": inner}), "torch")
+    assert (back["p"].tolist(), back["i"].tolist()) == ([1.0, 1.0], [2.0, 2.0, 2.0])
+    with pytest.raises(ValueError, match="complex64"):
+        to_artifact({"c": torch.zeros(2, dtype=torch.complex64)})
+
+
+def test_scalars_and_small_arrays_become_plain() -> None:
+    """Facts may hold what the libraries compute."""
+    import torch
+
+    assert to_plain(np.float32(0.5)) == 0.5
+    assert to_plain(np.bool_(True)) is True
+    assert to_plain(torch.tensor(3)) == 3
+    assert to_plain({"m": np.eye(2), "t": (1, torch.ones(2))}) == {"m": [[1, 0], [0, 1]], "t": [1, [1, 1]]}
+    with pytest.raises(ValueError, match="set is no plain value"):
+        to_plain({1, 2})
+
+
+def test_a_torch_pipeline_gets_torch_tensors(threads: Threads) -> None:
+    """And its outputs, bfloat16 among them, are sent."""
+    import torch
+
+    spec = StreamSpec(
+        name="toy",
+        stages=(StageSpec("draw", ("control",), ("frames",)),),
+        edges=(Edge("control"), Edge("frames")),
+        external_inputs=("control",),
+        outputs=("frames",),
+        initialize_order=("draw",),
+        control="control",
+        chunks_max=9,
+        frames_first=1,
+        frames_next=1,
+        fps=1.0,
+    )
+    seen: dict[str, Any] = {}
+
+    def run(_session: str, _index: int, inputs: Any, **_: Any) -> StageResult:
+        seen.update(inputs["control"])
+        return StageResult({"frames": {"x": seen["poses"].to(torch.bfloat16)}}, {"mean": seen["poses"].mean()})
+
+    def build(_stage: str, _device: str) -> Any:
+        return types.SimpleNamespace(
+            session_bytes=torch.tensor(5), initialize=lambda *_: Initialized(), run=run, release=lambda *_: None
+        )
+
+    report = threads.start(types.SimpleNamespace(spec=spec, array_library="torch", build=build))
+    assert report.reply == StageReady("toy", "draw", 5)
+    threads.do(initialize())
+    control = Artifact({"keys": ["w"]}, {"poses": tensors.from_array(np.ones((3, 4, 4), np.float32))})
+    done = threads.do(task(0, control=control)).reply
+    assert isinstance(done, TaskDone)
+    assert isinstance(seen["poses"], torch.Tensor)
+    assert done.outputs["frames"].tensors["x"].dtype == "bfloat16"
+    assert done.facts == {"mean": 1.0}
+    assert torch.get_num_threads() == 1
+
+
+def test_a_pipeline_without_torch_never_imports_it() -> None:
+    """A numpy pipeline's worker needs no torch, from the import to a result."""
+    program = (
+        "import queue, sys\n"
+        "from reelwire.messages import Artifact, InitializeStage, RunTask\n"
+        "from reelwire.workers import loop\n"
+        "from reelwire.workers.actions import BuildStage, Job\n"
+        "from reelwire.workers.runner import StageThread, load\n"
+        f"pipeline = load({PIPELINE!r}, {{'trouble': 'torch'}})\n"
+        "reports = queue.SimpleQueue()\n"
+        "thread = StageThread(pipeline, 'draw', 'cpu', 1, reports.put)\n"
+        "empty = Artifact()\n"
+        "for work in (BuildStage('toy', 'draw'),\n"
+        "             InitializeStage('s', 'toy', 'draw', 1, 1, 9, {'seed': 1}, {}, empty),\n"
+        "             RunTask('s', 'toy', 'draw', 1, 1, 0, {'control': empty}, True, False)):\n"
+        "    thread.submit(Job(1, work))\n"
+        "    print(type(reports.get(timeout=30).reply).__name__)\n"
+        "thread.stop()\n"
+        "print('torch' in sys.modules)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", program], capture_output=True, text=True, check=False, timeout=60
+    )
+    assert done.stdout.split() == ["StageReady", "StageInitialized", "TaskDone", "False"], done.stderr
+
+
+def test_a_stage_that_is_not_there_is_named() -> None:
+    """With the ones that are."""
+    with pytest.raises(ConfigError, match="draw, show") as caught:
+        load(PIPELINE, {}, ["draw", "paint"])
+    assert caught.value.field == "stages"
+    with pytest.raises(RequestError):
+        load("no-such-pipeline", {})
+
+
+def test_threads_and_versions() -> None:
+    """Threads are shared by the stages unless they were asked for; versions are of what is installed."""
+    assert threads_for(3, 8) == 3
+    assert threads_for(0, 10_000) == 1
+    assert threads_for(0, 1) >= 1
+    assert package_versions()["numpy"] == np.__version__

@@ -1,0 +1,83 @@
+"""What the worker's core asks of its loop."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from reelwire.messages import InitializeStage, ReleaseStage, RunTask, WorkerMessage
+
+Level = Literal["debug", "info", "warning", "error"]
+
+
+@dataclass(frozen=True, slots=True)
+class BuildStage:
+    """Load the weights of a stage."""
+
+    pipeline: str
+    stage: str
+
+
+Work = BuildStage | InitializeStage | RunTask | ReleaseStage
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One thing for a stage's thread to do.
+
+    Attributes:
+        attachment: the attachment to which its outcome is told; 0: nobody is told.
+        work: what to do.
+    """
+
+    attachment: int
+    work: Work
+
+
+@dataclass(frozen=True, slots=True)
+class Connect:
+    """Close the connection with all that waits on it, and open a new one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """Send a message to the broker."""
+
+    attachment: int
+    message: WorkerMessage
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Give a job to the thread of a stage, which has none."""
+
+    stage: str
+    job: Job
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """The broker knows the worker and all weights are loaded; said once."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Log:
+    """Write a line to the log."""
+
+    level: Level
+    event: str
+    fields: Mapping[str, object] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """End the process; the last action of a core."""
+
+    exit_code: int
+    reason: str
+
+
+Action = Connect | Send | Run | Ready | Log | Stop

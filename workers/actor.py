@@ -1,0 +1,318 @@
+"""One stage actor of a worker: the sessions it holds, the job it runs and the jobs that wait. Pure.
+
+Jobs are run one at a time in order of receipt, over all sessions. Every task that is taken gets exactly one answer,
+TaskDone or StageFailed, unless its session is released, replaced by a newer epoch or lost with the attachment first:
+then it is dropped. The states of a session here::
+
+    initializing --> live --> releasing --> (gone)
+         |            |        ^     |
+         v            v        |     `--> unreleased (its release raised; another one may try again)
+       (gone)       failed ----'
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from reelwire.messages import (
+    Failure,
+    InitializeStage,
+    Phase,
+    ReleaseStage,
+    RunTask,
+    StageFailed,
+    StageOffer,
+    StageReady,
+    StageReleased,
+    TaskStarted,
+)
+
+from .actions import Action, BuildStage, Job, Log, Run, Send
+from .events import Reply
+
+SEEN_MAX = 4096
+"""Sessions whose newest epoch an actor remembers."""
+
+Epoch = tuple[int, int]
+
+
+@dataclass(slots=True)
+class Held:
+    """A session at an actor."""
+
+    epoch: Epoch
+    state: Literal["initializing", "live", "failed", "releasing", "unreleased"] = "initializing"
+    last_index: int = -1
+    failure: Failure | None = None
+
+
+class Actor:
+    """One owner of a stage.
+
+    Attributes:
+        offer: what the broker was told.
+        session_bytes: what one session is expected to take; None until the weights are loaded.
+        running: the job that the stage's thread has.
+        waiting: jobs behind it, in order of receipt.
+        held: sessions that have, or are to have, caches here.
+        dropped: messages that changed nothing, counted by reason.
+        settling: whether something of a lost attachment still runs or waits to be released.
+    """
+
+    def __init__(self, offer: StageOffer) -> None:
+        """An actor without weights and without a job."""
+        self.offer = offer
+        self.session_bytes: int | None = None
+        self.running: Job | None = None
+        self.waiting: deque[Job] = deque()
+        self.held: dict[str, Held] = {}
+        self.dropped: Counter[str] = Counter()
+        self.settling = False
+        self._seen: dict[str, Epoch] = {}
+        self._announced = 0
+
+    @property
+    def serving(self) -> bool:
+        """Whether a job of the broker's runs."""
+        return self.running is not None and self.running.attachment > 0
+
+    def build(self) -> list[Action]:
+        """Have the weights loaded."""
+        self.waiting.append(Job(0, BuildStage(self.offer.pipeline, self.offer.stage)))
+        return self._next()
+
+    def receive(self, message: InitializeStage | RunTask | ReleaseStage, attachment: int) -> list[Action]:
+        """Take, refuse or drop what the broker asks for."""
+        epoch = _epoch(message)
+        if epoch < self._seen.get(message.session, epoch):
+            return self._drop("stale", message)
+        match message:
+            case InitializeStage():
+                return self._initialize(message, attachment, epoch)
+            case RunTask():
+                return self._task(message, attachment, epoch)
+            case ReleaseStage():
+                return self._release(message, attachment, epoch)
+
+    def finished(self, job: Job, reply: Reply, attachment: int) -> list[Action]:
+        """The stage's thread has done `job`: tell the broker if it still wants to know, and go on."""
+        assert self.running is job, "a thread reported a job that it wasn't given"
+        self.running = None
+        actions: list[Action] = []
+        if job.attachment and job.attachment == attachment and not isinstance(reply, StageReady):
+            actions.append(Send(attachment, reply))
+        match job.work:
+            case BuildStage():
+                assert isinstance(reply, StageReady), "a worker ends when a build fails"
+                self.session_bytes = reply.session_bytes
+            case InitializeStage():
+                actions += self._initialized(job.work, reply)
+            case RunTask():
+                actions += self._ran(job.work, reply)
+            case ReleaseStage():
+                self._released(job.work, reply, retried=job.attachment == attachment)
+        self.settling = self.settling and self._leftover(attachment)
+        return [*actions, *self._next(), *self.announce(attachment)]
+
+    def announce(self, attachment: int) -> list[Action]:
+        """Say once per attachment that the stage is ready: weights loaded, nothing left of an earlier attachment."""
+        if attachment == 0 or attachment == self._announced or self.session_bytes is None or self._leftover(attachment):
+            return []
+        self._announced = attachment
+        return [Send(attachment, StageReady(self.offer.pipeline, self.offer.stage, self.session_bytes))]
+
+    def abandon(self) -> list[Action]:
+        """The attachment is lost: drop what waits and release every session, without telling anybody."""
+        self.waiting = deque(job for job in self.waiting if job.attachment == 0)
+        self._seen.clear()
+        on_the_way = [job.work for job in self._jobs()]
+        leaving = {(work.session, _epoch(work)) for work in on_the_way if isinstance(work, ReleaseStage)}
+        for session, held in self.held.items():
+            held.state = "releasing"
+            if (session, held.epoch) not in leaving:
+                self.waiting.append(self._silent_release(session, held.epoch))
+        self.settling = any(not isinstance(job.work, BuildStage) for job in self._jobs())
+        return self._next()
+
+    def stop_waiting(self) -> None:
+        """Forget the jobs that wait; the running one goes on."""
+        self.waiting.clear()
+
+    def check(self) -> None:
+        """Assert what always holds."""
+        assert self.running is not None or not self.waiting, "a job waits for an idle thread"
+        assert self.running is None or self.session_bytes is not None or isinstance(self.running.work, BuildStage)
+        assert len(self._seen) <= SEEN_MAX + len(self.held)
+        last: dict[str, int] = {}
+        tasks = 0
+        for job in self.waiting:
+            if isinstance(job.work, RunTask):
+                tasks += 1
+                held = self.held.get(job.work.session)
+                assert held is not None, "a task waits for a session that isn't here"
+                assert held.epoch == _epoch(job.work), "a task of an older epoch waits"
+                assert held.state in ("initializing", "live"), f"a task waits for a session that is {held.state}"
+                assert last.get(job.work.session, -1) < job.work.index <= held.last_index, "tasks wait out of order"
+                last[job.work.session] = job.work.index
+        assert tasks <= self._tasks_max(), "more tasks wait than may"
+
+    def _initialize(self, message: InitializeStage, attachment: int, epoch: Epoch) -> list[Action]:
+        session = message.session
+        if self._seen.get(session) == epoch:
+            return self._drop("duplicate", message)
+        held = self.held.get(session)
+        taken = sum(each.state != "unreleased" for each in self.held.values())
+        if held is None and taken >= self.offer.slots:
+            return self._refuse(
+                message, "initialize", None, "overload", f"all {self.offer.slots} slots are taken", attachment
+            )
+        if held is not None:
+            self._drop_waiting(session)
+            if held.state != "releasing":
+                self.waiting.append(self._silent_release(session, held.epoch))
+        self._remember(session, epoch)
+        self.held[session] = Held(epoch)
+        self.waiting.append(Job(attachment, message))
+        return self._next()
+
+    def _task(self, message: RunTask, attachment: int, epoch: Epoch) -> list[Action]:
+        held = self.held.get(message.session)
+        if held is None or held.epoch != epoch:
+            return self._refuse(message, "run", message.index, "stage", "the session isn't here", attachment)
+        if message.index <= held.last_index:
+            return self._drop("duplicate", message)
+        if held.state in ("releasing", "unreleased"):
+            return self._drop("late", message)
+        held.last_index = message.index
+        if held.failure is not None:
+            return [_failed(message, held.failure, attachment)]
+        if sum(isinstance(job.work, RunTask) for job in self.waiting) >= self._tasks_max():
+            return self._refuse(message, "run", message.index, "overload", "the mailbox is full", attachment)
+        self.waiting.append(Job(attachment, message))
+        return self._next()
+
+    def _release(self, message: ReleaseStage, attachment: int, epoch: Epoch) -> list[Action]:
+        held = self.held.get(message.session)
+        self._remember(message.session, epoch)
+        if held is None:
+            return [Send(attachment, StageReleased(message.session, message.stage, *epoch))]
+        if held.state == "releasing" and held.epoch == epoch and self._will_answer(message.session, epoch, attachment):
+            return self._drop("duplicate", message)
+        self._drop_waiting(message.session)
+        held.state, held.epoch = "releasing", epoch
+        self.waiting.append(Job(attachment, message))
+        return self._next()
+
+    def _initialized(self, work: InitializeStage, reply: Reply) -> list[Action]:
+        held = self.held.get(work.session)
+        if held is None or held.epoch != _epoch(work) or held.state != "initializing":
+            return []
+        if not isinstance(reply, StageFailed):
+            held.state = "live"
+            return []
+        actions = self._fail_waiting(work.session, reply.failure)
+        del self.held[work.session]
+        return actions
+
+    def _ran(self, work: RunTask, reply: Reply) -> list[Action]:
+        held = self.held.get(work.session)
+        if not isinstance(reply, StageFailed) or held is None or held.epoch != _epoch(work) or held.state != "live":
+            return []
+        held.state, held.failure = "failed", reply.failure
+        return self._fail_waiting(work.session, reply.failure)
+
+    def _released(self, work: ReleaseStage, reply: Reply, *, retried: bool) -> None:
+        held = self.held.get(work.session)
+        if held is None or held.epoch != _epoch(work) or held.state != "releasing":
+            return
+        again = any(isinstance(each.work, ReleaseStage) and each.work.session == work.session for each in self.waiting)
+        if again:
+            return
+        if isinstance(reply, StageFailed) and retried:
+            held.state = "unreleased"
+        else:
+            del self.held[work.session]
+
+    def _next(self) -> list[Action]:
+        if self.running is not None or not self.waiting:
+            return []
+        self.running = job = self.waiting.popleft()
+        work = job.work
+        if isinstance(work, RunTask):
+            started = TaskStarted(work.session, work.stage, work.epoch, work.stage_epoch, work.index)
+            return [Send(job.attachment, started), Run(self.offer.stage, job)]
+        return [Run(self.offer.stage, job)]
+
+    def _drop_waiting(self, session: str) -> None:
+        """Drop what waits for a session, but not a release that somebody waits for."""
+        kept = [
+            job
+            for job in self.waiting
+            if isinstance(job.work, BuildStage | ReleaseStage) or job.work.session != session
+        ]
+        self.waiting = deque(kept)
+
+    def _fail_waiting(self, session: str, failure: Failure) -> list[Action]:
+        mine = [job for job in self.waiting if isinstance(job.work, RunTask) and job.work.session == session]
+        self.waiting = deque(job for job in self.waiting if job not in mine)
+        return [_failed(job.work, failure, job.attachment) for job in mine if isinstance(job.work, RunTask)]
+
+    def _will_answer(self, session: str, epoch: Epoch, attachment: int) -> bool:
+        return any(
+            isinstance(job.work, ReleaseStage)
+            and (job.work.session, _epoch(job.work), job.attachment) == (session, epoch, attachment)
+            for job in self._jobs()
+        )
+
+    def _jobs(self) -> list[Job]:
+        return [*([self.running] if self.running else []), *self.waiting]
+
+    def _leftover(self, attachment: int) -> bool:
+        return any(job.attachment != attachment for job in self._jobs())
+
+    def _silent_release(self, session: str, epoch: Epoch) -> Job:
+        return Job(0, ReleaseStage(session, self.offer.pipeline, self.offer.stage, *epoch))
+
+    def _refuse(
+        self,
+        message: InitializeStage | RunTask,
+        phase: Phase,
+        index: int | None,
+        kind: str,
+        reason: str,
+        attachment: int,
+    ) -> list[Action]:
+        stage = self.offer.stage
+        failure = Failure(kind, f"{stage}: {reason}", stage=stage, index=index)
+        reply = StageFailed(message.session, stage, message.epoch, message.stage_epoch, phase, index, failure)
+        return [Send(attachment, reply)]
+
+    def _drop(self, reason: str, message: InitializeStage | RunTask | ReleaseStage) -> list[Action]:
+        self.dropped[reason] += 1
+        fields = {"reason": reason, "message": type(message).__name__, "session": message.session}
+        return [Log("debug", "message_dropped", {**fields, "stage": self.offer.stage})]
+
+    def _remember(self, session: str, epoch: Epoch) -> None:
+        self._seen.pop(session, None)
+        self._seen[session] = epoch
+        while len(self._seen) > SEEN_MAX:
+            oldest = next((name for name in self._seen if name not in self.held), None)
+            if oldest is None:
+                return
+            del self._seen[oldest]
+
+    def _tasks_max(self) -> int:
+        # The broker may count a task as gone when it sends the release that drops it, which is before it is gone here.
+        return self.offer.mailbox + self.offer.slots
+
+
+def _epoch(message: InitializeStage | RunTask | ReleaseStage) -> Epoch:
+    return message.epoch, message.stage_epoch
+
+
+def _failed(task: RunTask, failure: Failure, attachment: int) -> Send:
+    reason = replace(failure, index=task.index)
+    reply = StageFailed(task.session, task.stage, task.epoch, task.stage_epoch, "run", task.index, reason)
+    return Send(attachment, reply)

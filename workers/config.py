@@ -1,0 +1,142 @@
+"""What a worker process is told when it starts."""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+import socket
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from reelwire.errors import ConfigError
+
+_ENDPOINT = re.compile(r"(tcp://(\[[0-9A-Fa-f:.]+\]|[^:/\s]+):\d{1,5}|ipc://\S+)\Z")
+_DEVICE = re.compile(r"(cpu|cuda:\d+)\Z")
+_NAME = re.compile(r"[A-Za-z0-9._-]{1,100}\Z")
+IPC_PATH_BYTES_MAX = 107
+
+
+def default_name() -> str:
+    """A name for this process: host and process id."""
+    host = re.sub(r"[^A-Za-z0-9._-]", "-", socket.gethostname())[:80] or "worker"
+    return f"{host}-{os.getpid()}"
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerConfig:
+    """The settings of one worker process; each is checked when the object is made.
+
+    Attributes:
+        broker: endpoint of the broker.
+        name: name of the worker; a new worker under an old name replaces the old one.
+        pipeline: a registered name, or ``path/to/file.py:object``.
+        options: options of the pipeline, such as ``model=tiny``.
+        stages: the stages to serve; empty: all of the pipeline.
+        device: ``cpu`` or ``cuda:N``.
+        slots: most sessions at once at each stage.
+        cache_bytes_max: most bytes of all sessions' caches at each stage.
+        mailbox: tasks that may wait at each stage behind the running one.
+        threads: torch threads inside one operation; 0: the cores of this process divided by its stages.
+        connect_timeout_s: how long the broker may be away before the worker gives up.
+        reconnect: whether to wait for the broker when it was lost; if not, the worker ends then.
+        busy_for_s: how long the worker may be silent while it imports or loads, as it announces with each heartbeat.
+        drain_s: how long running tasks may take to end after the first request to stop.
+        stuck_s: how long a stage may take to drop the sessions of a lost broker before the process gives itself up.
+        parent_pid: end at once when this parent process is gone; 0: outlive it.
+        frame_bytes_max: most bytes of one frame that the broker may send.
+        outbox_bytes_max: most bytes that may wait for a broker that doesn't read.
+    """
+
+    broker: str = "tcp://127.0.0.1:7461"
+    name: str = field(default_factory=default_name)
+    pipeline: str = "world"
+    options: Mapping[str, str] = field(default_factory=dict)
+    stages: tuple[str, ...] = ()
+    device: str = "cpu"
+    slots: int = 4
+    cache_bytes_max: int = 8 << 30
+    mailbox: int = 1
+    threads: int = 0
+    connect_timeout_s: float = 30.0
+    reconnect: bool = True
+    busy_for_s: float = 30.0
+    drain_s: float = 60.0
+    stuck_s: float = 60.0
+    parent_pid: int = 0
+    frame_bytes_max: int = 256 << 20
+    outbox_bytes_max: int = 256 << 20
+
+    def __post_init__(self) -> None:
+        """Check each setting.
+
+        Raises:
+            ConfigError: one is refused; it names the setting and what is accepted.
+        """
+        _check_endpoint(self.broker)
+        _check_text("name", self.name, _NAME, "1 to 100 letters, digits, dots, dashes and underscores")
+        _check_text("device", self.device, _DEVICE, "cpu or cuda:N, such as cuda:0")
+        if not isinstance(self.pipeline, str) or not self.pipeline.strip():
+            raise ConfigError(
+                "pipeline", f"{self.pipeline!r} is no name; accepted: a pipeline or path/to/file.py:object"
+            )
+        _check_options(self.options)
+        _check_stages(self.stages)
+        for name, least in _COUNTS.items():
+            _check_count(name, getattr(self, name), least)
+        for name in ("connect_timeout_s", "busy_for_s", "drain_s", "stuck_s"):
+            _check_seconds(name, getattr(self, name))
+
+
+_COUNTS = {
+    "slots": 1,
+    "cache_bytes_max": 1,
+    "mailbox": 0,
+    "threads": 0,
+    "parent_pid": 0,
+    "frame_bytes_max": 1 << 10,
+    "outbox_bytes_max": 1 << 10,
+}
+
+
+def _check_endpoint(endpoint: object) -> None:
+    accepted = "accepted: tcp://HOST:PORT or ipc://PATH"
+    if not isinstance(endpoint, str) or not _ENDPOINT.match(endpoint):
+        raise ConfigError("broker", f"{endpoint!r} is no endpoint; {accepted}")
+    scheme, _, rest = endpoint.partition("://")
+    if scheme == "tcp" and not 1 <= int(rest.rpartition(":")[2]) <= 65535:
+        raise ConfigError("broker", f"{endpoint!r} has no port of 1 to 65535; {accepted}")
+    if scheme == "ipc" and len(os.fsencode(rest)) > IPC_PATH_BYTES_MAX:
+        raise ConfigError("broker", f"the path of {endpoint!r} is longer than {IPC_PATH_BYTES_MAX} bytes")
+
+
+def _check_text(name: str, value: object, accepted: re.Pattern[str], words: str) -> None:
+    if not isinstance(value, str) or not accepted.match(value):
+        raise ConfigError(name, f"{value!r} is not accepted; accepted: {words}")
+
+
+def _check_options(options: object) -> None:
+    pairs = options.items() if isinstance(options, Mapping) else [(options, None)]
+    for key, value in pairs:
+        if not isinstance(key, str) or not key or not isinstance(value, str):
+            raise ConfigError(
+                "options", f"{key!r}: {value!r} is no pair of texts; accepted: names with texts, model=tiny"
+            )
+
+
+def _check_stages(stages: object) -> None:
+    if not isinstance(stages, tuple) or not all(isinstance(stage, str) and stage for stage in stages):
+        raise ConfigError("stages", f"{stages!r} is no list of names; accepted: names of stages, or none for all")
+    for stage in stages:
+        if stages.count(stage) > 1:
+            raise ConfigError("stages", f"{stage!r} is named twice; accepted: each stage once")
+
+
+def _check_count(name: str, value: object, least: int) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise ConfigError(name, f"{value!r} is not accepted; accepted: an integer of {least} or more")
+
+
+def _check_seconds(name: str, value: object) -> None:
+    if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value) or value <= 0:
+        raise ConfigError(name, f"{value!r} is not accepted; accepted: seconds above 0")

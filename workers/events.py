@@ -1,0 +1,90 @@
+"""What happens to the worker's core. `now` is monotonic seconds, the same clock in all of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from reelwire.messages import StageFailed, StageInitialized, StageReady, StageReleased, TaskDone, ToWorker
+
+from .actions import Job
+
+Reply = StageReady | StageInitialized | StageReleased | StageFailed | TaskDone
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """A stage's thread has done its job and waits for the next.
+
+    Attributes:
+        stage: the stage.
+        job: the job it was given.
+        reply: the outcome, as the broker is told.
+        traceback: where the stage raised; for the log only.
+    """
+
+    stage: str
+    job: Job
+    reply: Reply
+    traceback: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """The process is up; the first event."""
+
+    now: float
+
+
+@dataclass(frozen=True, slots=True)
+class Received:
+    """A message came from the broker."""
+
+    now: float
+    attachment: int
+    message: ToWorker
+
+
+@dataclass(frozen=True, slots=True)
+class Malformed:
+    """Something came from the broker that is no message for a worker."""
+
+    now: float
+    code: Literal["malformed", "version"]
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Reported:
+    """A stage's thread has something to say."""
+
+    now: float
+    report: Finished
+
+
+@dataclass(frozen=True, slots=True)
+class OutboxFull:
+    """The broker takes nothing, and what waits for it has reached its limit."""
+
+    now: float
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """The end of a turn of the loop: time has passed.
+
+    `drained` says whether everything that had arrived was read: silence is judged only then.
+    """
+
+    now: float
+    drained: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class ShutdownRequested:
+    """Somebody asked the process to stop."""
+
+    now: float
+
+
+Event = Started | Received | Malformed | Reported | OutboxFull | Tick | ShutdownRequested

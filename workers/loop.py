@@ -1,0 +1,196 @@
+"""The one thread that holds the worker's socket and its clock. It decides nothing."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.metadata
+import os
+import queue
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import assert_never
+
+import structlog
+import zmq
+
+from reelwire import wire
+from reelwire.errors import ConfigError, VersionMismatch, WireError
+from reelwire.messages import Goodbye
+
+from .actions import Action, Connect, Log, Ready, Run, Send, Stop
+from .config import WorkerConfig
+from .core import WorkerCore
+from .events import Event, Finished, Malformed, OutboxFull, Received, Reported, ShutdownRequested, Started, Tick
+from .runner import StageThread, load, package_versions, threads_for
+from .supervisor import die_with_parent
+from .wake import Wake
+
+RECEIVES_PER_TURN_MAX = 256
+JOIN_LIMIT_S = 2.0
+LINGER_MS = 1000
+
+
+def run(config: WorkerConfig, on_ready: Callable[[str], None]) -> int:
+    """Serve until asked to stop; on the main thread, SIGTERM and SIGINT ask, and a second one ends it now.
+
+    Ends the process itself (`os._exit`) when a stage's thread hangs in a call: the interpreter can't be finalized
+    under such a thread.
+
+    Args:
+        config: the settings.
+        on_ready: called once with the worker's name, when the broker knows it and all weights are loaded.
+
+    Returns:
+        The exit code: 0 done, 1 a stage failed to load or hung, 2 a setting was refused, 3 no broker that fits.
+
+    Raises:
+        RequestError: the pipeline isn't known, or one of its options or stages is refused.
+        ConfigError: the endpoint can't be used.
+    """
+    if config.parent_pid:
+        die_with_parent(config.parent_pid)
+    loop = _Loop(config, on_ready)
+    main = threading.current_thread() is threading.main_thread()
+    try:
+        with loop.wake.signals() if main else contextlib.nullcontext():
+            code = loop.serve()
+    finally:
+        hung = loop.close()
+    if hung:
+        structlog.get_logger().warning("stages_hang", stages=", ".join(hung))
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    return code
+
+
+class _Loop:
+    def __init__(self, config: WorkerConfig, on_ready: Callable[[str], None]) -> None:
+        pipeline = load(config.pipeline, config.options, config.stages)
+        self.wake = Wake()
+        self._config = config
+        self._limits = wire.Limits(frame_bytes_max=config.frame_bytes_max)
+        self._on_ready = on_ready
+        self._log = structlog.get_logger().bind(worker=config.name)
+        self._core = WorkerCore(config, pipeline.spec, importlib.metadata.version("reelwire"), package_versions())
+        self._reports: queue.SimpleQueue[Finished] = queue.SimpleQueue()
+        self._context = zmq.Context()
+        self._socket: zmq.Socket[bytes] | None = None
+        self._outbox: deque[list[wire.Buffer]] = deque()
+        self._linger_ms = 0
+        self._exit_code: int | None = None
+        threads = threads_for(config.threads, len(self._core.actors))
+        self._threads = {
+            stage: StageThread(pipeline, stage, config.device, threads, self._post) for stage in self._core.actors
+        }
+
+    def serve(self) -> int:
+        self._handle(Started(time.monotonic()))
+        while self._exit_code is None:
+            self._wait()
+            self._flush()
+            waiting = sum(memoryview(frame).nbytes for frames in self._outbox for frame in frames)
+            if waiting > self._config.outbox_bytes_max:
+                self._handle(OutboxFull(time.monotonic()))
+            for _ in range(self.wake.clear()):
+                self._handle(ShutdownRequested(time.monotonic()))
+            self._report()
+            drained = self._receive()
+            self._handle(Tick(time.monotonic(), drained))
+        return self._exit_code
+
+    def close(self) -> list[str]:
+        """Close everything; the stages whose threads didn't end."""
+        for thread in self._threads.values():
+            thread.stop()
+        until = time.monotonic() + JOIN_LIMIT_S
+        hung = [name for name, thread in self._threads.items() if not thread.join(max(0.0, until - time.monotonic()))]
+        if self._socket is not None:
+            self._socket.close(linger=self._linger_ms)
+        self._context.term()
+        self.wake.close()
+        return hung
+
+    def _post(self, report: Finished) -> None:
+        self._reports.put(report)
+        self.wake.set()
+
+    def _wait(self) -> None:
+        poller = zmq.Poller()
+        poller.register(self.wake.fileno(), zmq.POLLIN)
+        if self._socket is not None:
+            poller.register(self._socket, zmq.POLLIN | (zmq.POLLOUT if self._outbox else 0))
+        wake_at = self._core.wake_at
+        # Up to the next millisecond: rounded down, it would spin until the deadline.
+        poller.poll(None if wake_at is None else int(max(0.0, wake_at - time.monotonic()) * 1000) + 1)
+
+    def _report(self) -> None:
+        with contextlib.suppress(queue.Empty):
+            while True:
+                self._handle(Reported(time.monotonic(), self._reports.get_nowait()))
+
+    def _receive(self) -> bool:
+        """Take what has arrived, up to a bound; whether that was all."""
+        for _ in range(RECEIVES_PER_TURN_MAX):
+            if self._socket is None or self._exit_code is not None:
+                return True
+            try:
+                frames = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
+            except zmq.Again:
+                return True
+            event: Event
+            try:
+                envelope = wire.decode([frame.buffer for frame in frames], wire.TO_WORKER, self._limits)
+            except VersionMismatch as error:
+                event = Malformed(time.monotonic(), "version", str(error))
+            except WireError as error:
+                event = Malformed(time.monotonic(), "malformed", str(error))
+            else:
+                event = Received(time.monotonic(), envelope.attachment, envelope.message)
+            self._handle(event)
+        return False
+
+    def _handle(self, event: Event) -> None:
+        for action in self._core.handle(event):
+            self._perform(action)
+
+    def _perform(self, action: Action) -> None:
+        match action:
+            case Connect():
+                self._connect()
+            case Send():
+                self._linger_ms = LINGER_MS if isinstance(action.message, Goodbye) else 0
+                self._outbox.append(wire.encode(action.message, action.attachment))
+                self._flush()
+            case Run():
+                self._threads[action.stage].submit(action.job)
+            case Ready():
+                self._on_ready(action.name)
+            case Log():
+                getattr(self._log, action.level)(action.event, **action.fields)
+            case Stop():
+                self._exit_code = action.exit_code
+            case _:
+                assert_never(action)
+
+    def _connect(self) -> None:
+        if self._socket is not None:
+            self._socket.close(linger=0)
+        self._outbox.clear()
+        self._socket = self._context.socket(zmq.DEALER)
+        self._socket.maxmsgsize = self._config.frame_bytes_max
+        try:
+            self._socket.connect(self._config.broker)
+        except zmq.ZMQError as error:
+            raise ConfigError("broker", f"{self._config.broker!r} can't be used ({error.strerror})") from error
+
+    def _flush(self) -> None:
+        while self._outbox and self._socket is not None:
+            try:
+                self._socket.send_multipart(self._outbox[0], zmq.NOBLOCK, copy=False)
+            except zmq.Again:
+                break
+            self._outbox.popleft()

@@ -1,0 +1,333 @@
+"""The thread of one stage actor: builds the stage, then does one job at a time, and reports each.
+
+Values cross the border between messages and the pipeline here. What comes in is a view of the message for numpy
+pipelines, read-only, and a copy for torch pipelines: the CPU's matrix kernels give the same bits only for buffers of
+the same alignment, and a message's buffers have none that can be counted on. What goes out is always a copy, so that a
+stage may reuse its buffers while a message still waits to be sent. Torch is imported only for a torch pipeline.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.metadata
+import os
+import queue
+import threading
+import time
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from reelwire import tensors, wire
+from reelwire.errors import ConfigError, RequestError, WireError
+from reelwire.messages import (
+    Artifact,
+    Failure,
+    InitializeStage,
+    Phase,
+    ReleaseStage,
+    RunTask,
+    StageFailed,
+    StageInitialized,
+    StageReady,
+    StageReleased,
+    TaskDone,
+)
+from reelwire.spec import Plain
+from reelwire.tensors import Inline, TensorRef
+
+from .actions import BuildStage, Job
+from .events import Finished, Reply
+
+if TYPE_CHECKING:
+    import torch
+
+    from reelwire.pipeline.stage import Pipeline, Stage
+
+Library = Literal["numpy", "torch"]
+
+MESSAGE_CHARS_MAX = 2000
+_PHASES: dict[type, Phase] = {
+    BuildStage: "build",
+    InitializeStage: "initialize",
+    RunTask: "run",
+    ReleaseStage: "release",
+}
+
+
+def load(reference: str, options: Mapping[str, str], stages: Sequence[str] = ()) -> Pipeline:
+    """The pipeline that `reference` names; its weights aren't loaded yet.
+
+    Raises:
+        RequestError: there is none, or an option is refused.
+        ConfigError: one of `stages` is none of the pipeline's.
+    """
+    from reelwire.pipeline import registry
+
+    pipeline = registry.load(reference, options)
+    known = pipeline.spec.initialize_order
+    for stage in stages:
+        if stage not in known:
+            raise ConfigError("stages", f"{stage!r} is no stage of {pipeline.spec.name}; accepted: {', '.join(known)}")
+    return pipeline
+
+
+def package_versions() -> dict[str, str]:
+    """Versions of what the bits of a result may depend on; what isn't installed is left out."""
+    versions = {}
+    for name in ("numpy", "torch", "diffusers", "transformers", "triton"):
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            versions[name] = importlib.metadata.version(name)
+    return versions
+
+
+def threads_for(asked: int, stages: int) -> int:
+    """Torch threads inside one operation: what was asked for, or this process's cores shared by its stages."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return asked or max(1, cores // max(1, stages))
+
+
+class StageThread:
+    """One stage on a thread of its own.
+
+    Args:
+        pipeline: what the stage is part of.
+        stage: its name.
+        device: where it lives, ``cpu`` or ``cuda:N``.
+        threads: torch threads inside one operation.
+        post: takes each report; called on the stage's thread.
+    """
+
+    def __init__(
+        self, pipeline: Pipeline, stage: str, device: str, threads: int, post: Callable[[Finished], None]
+    ) -> None:
+        """Start the thread; it waits for its first job."""
+        self._pipeline = pipeline
+        self._name = stage
+        self._device = device
+        self._threads = threads
+        self._post = post
+        self._stage: Stage | None = None
+        self._stream: torch.cuda.Stream | None = None
+        self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
+        # A daemon: a stage that hangs in one long call must not keep the process from ending.
+        self._thread = threading.Thread(target=self._serve, name=f"stage-{stage}", daemon=True)
+        self._thread.start()
+
+    def submit(self, job: Job) -> None:
+        """Give the thread its next job."""
+        self._jobs.put(job)
+
+    def stop(self) -> None:
+        """Have the thread end after the job that it has."""
+        self._jobs.put(None)
+
+    def join(self, limit_s: float) -> bool:
+        """Wait up to `limit_s` seconds for the end of the thread; whether it has ended."""
+        self._thread.join(limit_s)
+        return not self._thread.is_alive()
+
+    def _serve(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            reply, trace = self._do(job)
+            self._post(Finished(self._name, job, reply, trace))
+            del job, reply, trace  # an idle stage holds no tensors of its last job
+
+    def _do(self, job: Job) -> tuple[Reply, str]:
+        try:
+            with self._on_device():
+                reply = self._perform(job.work)
+            _check_sendable(reply)
+        except BaseException as error:  # noqa: BLE001 - whatever a stage raises fails its session, not the worker
+            trace = "".join(traceback.format_exception(error))
+            reply = self._failed(job, error)
+        else:
+            return reply, ""
+        # Out of the handler, where no frame of the stage keeps its tensors alive any more.
+        self._give_memory_back()
+        if isinstance(job.work, InitializeStage):
+            self._drop_partial(job.work.session)
+        return reply, trace
+
+    def _perform(self, work: BuildStage | InitializeStage | RunTask | ReleaseStage) -> Reply:
+        if isinstance(work, BuildStage):
+            return self._build(work)
+        stage = self._stage
+        assert stage is not None, "a job came before the build"
+        match work:
+            case InitializeStage():
+                request = {**work.parameters, **self._values(Artifact({}, work.tensors))}
+                made = stage.initialize(work.session, work.chunks, request, self._values(work.handed))
+                handed, held = to_artifact(made.handed), int(made.cache_bytes)
+                return StageInitialized(work.session, work.stage, work.epoch, work.stage_epoch, handed, held)
+            case RunTask():
+                return self._run(stage, work)
+            case ReleaseStage():
+                stage.release(work.session)
+                return StageReleased(work.session, work.stage, work.epoch, work.stage_epoch)
+
+    def _build(self, work: BuildStage) -> StageReady:
+        if self._pipeline.array_library == "torch":
+            import torch
+
+            torch.set_num_threads(self._threads)
+            if self._device != "cpu":
+                torch.cuda.set_device(self._device)
+                self._stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
+        with self._on_device():
+            self._stage = self._pipeline.build(work.stage, self._device)
+            return StageReady(work.pipeline, work.stage, int(self._stage.session_bytes))
+
+    def _run(self, stage: Stage, work: RunTask) -> TaskDone:
+        inputs = {name: self._values(artifact) for name, artifact in work.inputs.items()}
+        began = time.perf_counter()
+        result = stage.run(work.session, work.index, inputs, is_first=work.is_first, is_last=work.is_last)
+        if self._stream is not None:
+            self._stream.synchronize()
+        run_s = time.perf_counter() - began
+        expected = set(self._pipeline.spec.stage(work.stage).produces)
+        if set(result.outputs) != expected:
+            made = ", ".join(sorted(result.outputs)) or "nothing"
+            raise ValueError(f"made {made}; the spec says {', '.join(sorted(expected))}")
+        outputs = {name: to_artifact(values) for name, values in result.outputs.items()}
+        facts = {name: to_plain(value) for name, value in result.facts.items()}
+        return TaskDone(work.session, work.stage, work.epoch, work.stage_epoch, work.index, outputs, facts, run_s)
+
+    def _values(self, artifact: Artifact) -> dict[str, Any]:
+        return from_artifact(artifact, self._pipeline.array_library)
+
+    def _on_device(self) -> contextlib.AbstractContextManager[object]:
+        if self._stream is None:
+            return contextlib.nullcontext()
+        import torch
+
+        return torch.cuda.stream(self._stream)
+
+    def _give_memory_back(self) -> None:
+        """After a failure: let the other stages of the device have what this one's allocator kept."""
+        if self._stream is not None:
+            import torch
+
+            with contextlib.suppress(RuntimeError):
+                torch.cuda.empty_cache()
+
+    def _drop_partial(self, session: str) -> None:
+        """An initialization that raised may have made half of its caches."""
+        if self._stage is not None:
+            with contextlib.suppress(Exception), self._on_device():
+                self._stage.release(session)
+
+    def _failed(self, job: Job, error: BaseException) -> StageFailed:
+        work = job.work
+        index = work.index if isinstance(work, RunTask) else None
+        if isinstance(error, RequestError):
+            failure = Failure("request", _short(error.reason), self._name, index, error.field)
+        else:
+            failure = Failure("stage", _short(f"{type(error).__name__}: {error}"), self._name, index)
+        if isinstance(work, BuildStage):
+            return StageFailed("", self._name, 0, 0, "build", None, failure)
+        return StageFailed(work.session, self._name, work.epoch, work.stage_epoch, _PHASES[type(work)], index, failure)
+
+
+def _short(text: str) -> str:
+    # A lone surrogate has no UTF-8, and the message has to travel whatever is in it.
+    text = text.encode("utf-8", "replace").decode()
+    return text if len(text) <= MESSAGE_CHARS_MAX else text[: MESSAGE_CHARS_MAX - 3] + "..."
+
+
+def _check_sendable(reply: Reply) -> None:
+    """Let what the broker would refuse be an error of the stage that made it.
+
+    Raises:
+        ValueError: the message has no place on the wire, or is too large for it.
+    """
+    try:
+        wire.decode(wire.encode(reply, 0), wire.TO_BROKER, wire.Limits())
+    except WireError as error:
+        raise ValueError(f"the result can't be sent: {error}") from error
+
+
+# --- values ----------------------------------------------------------------------------------------------------------
+
+
+def from_artifact(artifact: Artifact, library: Library) -> dict[str, Any]:
+    """Plain values as they are, tensors as arrays of `library` (torch: on the CPU).
+
+    Raises:
+        ValueError: a bfloat16 tensor is wanted as a numpy array.
+    """
+    to_value: Callable[[TensorRef], Any] = _torch_tensor if library == "torch" else _numpy_array
+    return {**artifact.values, **{name: to_value(ref) for name, ref in artifact.tensors.items()}}
+
+
+def to_artifact(values: Mapping[str, Any]) -> Artifact:
+    """The artifact of named values; arrays are copied, and those on a device wait for what computes them.
+
+    Raises:
+        ValueError: a value is neither an array nor plain, or its dtype has no place on the wire.
+    """
+    plain: dict[str, Plain] = {}
+    arrays: dict[str, TensorRef] = {}
+    for name, value in values.items():
+        if isinstance(value, np.ndarray):
+            arrays[name] = tensors.from_array(np.array(value, order="C", copy=True))
+        elif _is_torch_tensor(value):
+            arrays[name] = _torch_reference(value)
+        else:
+            plain[name] = to_plain(value)
+    return Artifact(plain, arrays)
+
+
+def to_plain(value: Any) -> Plain:
+    """The value in plain types: numpy and torch scalars become numbers, small arrays nested lists.
+
+    Raises:
+        ValueError: it is of no plain type.
+    """
+    if isinstance(value, np.ndarray | np.generic) or _is_torch_tensor(value):
+        return to_plain(value.tolist())
+    if value is None or type(value) in (bool, int, float, str, bytes):
+        return value  # type: ignore[no-any-return]
+    if isinstance(value, list | tuple):
+        return [to_plain(each) for each in value]
+    if isinstance(value, Mapping) and all(isinstance(key, str) for key in value):
+        return {key: to_plain(each) for key, each in value.items()}
+    raise ValueError(
+        f"a {type(value).__name__} is no plain value; accepted: None, bool, int, float, str, bytes, lists, dicts"
+    )
+
+
+def _numpy_array(ref: TensorRef) -> Any:
+    array = tensors.to_array(ref)
+    if array.flags.aligned:
+        return array
+    array = array.copy()
+    array.flags.writeable = False
+    return array
+
+
+def _torch_tensor(ref: TensorRef) -> torch.Tensor:
+    import torch
+
+    tensor = torch.empty(ref.shape, dtype=getattr(torch, ref.dtype))
+    flat = tensor.reshape(-1).view(torch.uint8)
+    flat.numpy()[:] = np.frombuffer(ref.place.buffer, dtype=np.uint8)
+    return tensor
+
+
+def _is_torch_tensor(value: Any) -> bool:
+    # By the name of its type, so that a pipeline without torch doesn't pay for an import.
+    return any(f"{kind.__module__}.{kind.__qualname__}" == "torch.Tensor" for kind in type(value).__mro__)
+
+
+def _torch_reference(tensor: torch.Tensor) -> TensorRef:
+    import torch
+
+    name = str(tensor.dtype).removeprefix("torch.")
+    if name not in tensors.ITEM_BYTES:
+        raise ValueError(f"dtype {name} can't be sent; accepted: {', '.join(tensors.ITEM_BYTES)}")
+    host = torch.empty(tensor.shape, dtype=tensor.dtype)
+    host.copy_(tensor.detach())  # blocks until the device has made and copied it
+    return TensorRef(name, tuple(tensor.shape), Inline(host.reshape(-1).view(torch.uint8).numpy().data))
