@@ -100,8 +100,8 @@ class WorldDiTConfig:
 
         dim = size("patch_embedding.weight", 0)
         width = size("patch_embedding_wancamctrl.weight", 1)
-        control = next((name for name in _CONTROL_TYPES if CONTROL_CHANNELS[name] * _PATCH_ELEMENTS == width), None)
-        if control is None:
+        controls: list[ControlType] = [n for n in _CONTROL_TYPES if CONTROL_CHANNELS[n] * _PATCH_ELEMENTS == width]
+        if not controls:
             raise ValueError(
                 f"'patch_embedding_wancamctrl.weight' takes {width} values, neither camera nor action control"
             )
@@ -115,5 +115,5 @@ class WorldDiTConfig:
             freq_dim=size("time_embedding.0.weight", 1),
             in_channels=size("patch_embedding.weight", 1),
             out_channels=size("head.head.bias", 0) // _PATCH_ELEMENTS,
-            control=control,
+            control=controls[0],
         )
