@@ -125,6 +125,7 @@ class Settings:
             given[name] = text, Origin("environment", variable)
         for name, value in (flags or {}).items():
             if value is not None:
+                _check_known(section, name, known, "the flags")
                 given[name] = value, Origin("flag", flag_name(name))
         return _made(section, kind, known, given)
 
