@@ -21,6 +21,9 @@ from typing import Literal
 from .errors import RequestError as RequestError
 from .errors import UsageError
 
+NAMES_MAX = 256
+"""Most stages, edges, parameters and so on of one spec: a broker checks what a stranger announced."""
+
 ParameterKind = Literal["string", "integer", "number", "boolean"]
 Plain = bool | int | float | str | bytes | list["Plain"] | dict[str, "Plain"] | None
 
@@ -84,8 +87,8 @@ class Parameter:
     description: str
     default: bool | int | float | str | None = None
     required: bool = False
-    minimum: float | None = None
-    maximum: float | None = None
+    minimum: int | float | None = None
+    maximum: int | float | None = None
     choices: tuple[str, ...] = ()
 
 
@@ -238,6 +241,8 @@ def _check_names(spec: StreamSpec) -> None:
         "control name": list(spec.control_names),
     }
     for kind, names in groups.items():
+        if len(names) > NAMES_MAX:
+            raise SpecError(f"{spec.name}: there are {len(names)} {kind}s; accepted: {NAMES_MAX}")
         for name in names:
             if not name:
                 raise SpecError(f"{spec.name}: a {kind} has an empty name")
@@ -418,13 +423,17 @@ def _check_parameter(parameter: Parameter, value: Plain) -> bool | int | float |
         assert isinstance(value, bool | int | float)
         if isinstance(value, float) and not math.isfinite(value):
             raise RequestError(name, f"{value} is not a finite number")
+        if isinstance(value, int) and not -(1 << 63) <= value < 1 << 63:
+            raise RequestError(
+                name, f"an integer of {value.bit_length()} bits doesn't fit; accepted: 64 bits with sign"
+            )
         size, unit = value, ""
     if parameter.minimum is not None and size < parameter.minimum:
         if isinstance(value, str) and size == 0:
             raise RequestError(name, "is empty; accepted: any text")
-        raise RequestError(name, f"{size:g}{unit} is below the least accepted, {parameter.minimum:g}")
+        raise RequestError(name, f"{size}{unit} is below the least accepted, {parameter.minimum}")
     if parameter.maximum is not None and size > parameter.maximum:
-        raise RequestError(name, f"{size:g}{unit} is above the most accepted, {parameter.maximum:g}")
+        raise RequestError(name, f"{size}{unit} is above the most accepted, {parameter.maximum}")
     return value
 
 

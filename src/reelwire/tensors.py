@@ -66,9 +66,11 @@ def check(ref: TensorRef) -> None:
         WireError: they don't.
     """
     if ref.dtype not in ITEM_BYTES:
-        raise WireError(f"tensor dtype {ref.dtype!r} is unknown; accepted: {', '.join(ITEM_BYTES)}")
-    if len(ref.shape) > DIMENSIONS_MAX or any(size < 0 for size in ref.shape):
-        raise WireError(f"tensor shape {ref.shape} is not {DIMENSIONS_MAX} or fewer sizes of 0 and more")
+        raise WireError(f"tensor dtype {ref.dtype[:40]!r} is unknown; accepted: {', '.join(ITEM_BYTES)}")
+    if len(ref.shape) > DIMENSIONS_MAX:
+        raise WireError(f"tensor of {len(ref.shape)} dimensions; accepted: {DIMENSIONS_MAX}")
+    if any(size < 0 for size in ref.shape):
+        raise WireError(f"tensor shape {list(ref.shape)} has a negative size")
     have = memoryview(ref.place.buffer).nbytes
     if have != ref.nbytes:
         raise WireError(f"tensor {ref.dtype}{list(ref.shape)} needs {ref.nbytes} bytes, the frame has {have}")
@@ -83,7 +85,8 @@ def from_array(array: NDArray[Any]) -> TensorRef:
     name = array.dtype.name
     if name not in ITEM_BYTES:
         raise ValueError(f"dtype {name} can't be sent; accepted: {', '.join(ITEM_BYTES)}")
-    flat = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+    little = array.astype(array.dtype.newbyteorder("<"), copy=False)
+    flat = np.ascontiguousarray(little).reshape(-1).view(np.uint8)
     return TensorRef(name, tuple(array.shape), Inline(flat.data))
 
 

@@ -98,16 +98,20 @@ def decode(frames: Sequence[Buffer], direction: Direction[M], limits: Limits) ->
         raise WireError(f"header is not msgpack: {error}") from error
     if not isinstance(header, list) or len(header) < 2 or header[0] != MAGIC:
         raise WireError("header is not one of reelwire")
+    if type(header[1]) is not int:
+        raise WireError("the protocol's version is not a number")
     if header[1] != PROTOCOL:
-        raise VersionMismatch(f"the peer speaks protocol {header[1]!r}, this side {PROTOCOL}")
+        raise VersionMismatch(f"the peer speaks protocol {header[1]}, this side {PROTOCOL}")
     if len(header) != 5:
         raise WireError(f"header has {len(header)} parts instead of 5")
     attachment, name, body = header[2:]
     if type(attachment) is not int or attachment < 0:
         raise WireError("attachment is not a number of 0 and more")
-    kind = direction.kinds.get(name) if isinstance(name, str) else None
+    if not isinstance(name, str):
+        raise WireError("the message's name is not a text")
+    kind = direction.kinds.get(name)
     if kind is None:
-        raise WireError(f"message {str(name)[:40]!r} is unknown in this direction")
+        raise WireError(f"message {name[:40]!r} is unknown in this direction")
     return Envelope(attachment, cast("M", _decoder(kind)(body, frames[1:], kind.__name__)))
 
 
@@ -223,10 +227,10 @@ _SCALARS: dict[Any, Decoder] = {
 
 
 def _scalar_of(kinds: tuple[Any, ...]) -> Decoder:
-    def decode(value: Any, _buffers: Sequence[Buffer], path: str) -> Any:
+    def decode(value: Any, buffers: Sequence[Buffer], path: str) -> Any:
         if type(value) not in kinds:
             raise _wrong(path, f"one of {', '.join(kind.__name__ for kind in kinds)}")
-        return value
+        return None if value is None else _SCALARS[type(value)](value, buffers, path)
 
     return decode
 

@@ -1,0 +1,264 @@
+"""Frames that are no message: whatever a stranger sends, decoding says so with its own error and nothing else."""
+
+from __future__ import annotations
+
+import copy
+import random
+from collections.abc import Sequence
+from typing import Any
+
+import msgpack
+import numpy as np
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from reelwire import messages as m
+from reelwire import tensors, wire
+from reelwire.controls import KeyState
+from reelwire.errors import VersionMismatch, WireError
+from reelwire.spec import Edge, Parameter, StageSpec, StreamSpec, TensorInput
+
+LIMITS = wire.Limits()
+SPEC = StreamSpec("toy", (StageSpec("make", ("control",), ("frames",)),), (Edge("control"), Edge("frames")),
+                  ("control",), ("frames",), ("make",), "control", 9, 5, 4, 16.0, control_names=("w",),
+                  control_aliases={"up": "w"}, parameters=(Parameter("seed", "integer", "of the noise", default=0),),
+                  tensors=(TensorInput("image", "uint8", (-1, -1, 3)),))  # fmt: skip
+ARTIFACT = m.Artifact({"keys": ["w"], "deep": {"a": [1, 2.5, None, b"x"]}}, {"x": tensors.from_array(np.eye(3))})
+EXAMPLES: list[tuple[m.Message, wire.Direction[Any]]] = [
+    (m.ClientHello("1.2.3", "me"), wire.TO_BROKER),
+    (m.OpenSession("key", "toy", 3, {"prompt": "x"}, {"image": tensors.from_array(np.ones((2, 2, 3), np.uint8))}),
+     wire.TO_BROKER),
+    (m.SetKeys("s", KeyState(3, ("w",), 2, ("w",), 1)), wire.TO_BROKER),
+    (m.SubmitControl("s", None, ARTIFACT), wire.TO_BROKER),
+    (m.WorkerHello("1.2.3", "w", "cpu", (SPEC,), (m.StageOffer("toy", "make", 2, 1 << 30),), {"torch": "2"}),
+     wire.TO_BROKER),
+    (m.StageFailed("s", "make", 1, 1, "run", 4, m.Failure("stage", "boom", "make", 4)), wire.TO_BROKER),
+    (m.TaskDone("s", "make", 1, 1, 0, {"frames": ARTIFACT, "more": ARTIFACT}, {"pose": [1.0]}, 0.5), wire.TO_BROKER),
+    (m.Welcome("me", "1.2.3", 1.0, 3, {"frame_bytes_max": 9}, (SPEC,)), wire.TO_CLIENT),
+    (m.Chunk("s", 0, {"frames": ARTIFACT}, m.Applied("tap", ARTIFACT, 3), {"a": None},
+             m.ChunkTiming(1.0, 0.5, None, {"make": m.StageTiming(0.0, 0.1, 0.2, 0.3)}), True), wire.TO_CLIENT),
+    (m.SessionEnded("s", "failed", m.Failure("overload", "full", retry_after_s=2.0)), wire.TO_CLIENT),
+    (m.RunTask("s", "toy", "make", 1, 1, 0, {"control": ARTIFACT}, True, False), wire.TO_WORKER),
+]  # fmt: skip
+
+
+def frames_of(message: m.Message) -> list[bytes]:
+    return [bytes(frame) for frame in wire.encode(message, 7)]
+
+
+def refused(frames: Sequence[bytes | memoryview], direction: wire.Direction[Any], limits: wire.Limits = LIMITS) -> str:
+    with pytest.raises(WireError) as caught:
+        wire.decode(frames, direction, limits)
+    assert len(str(caught.value)) < 500
+    return str(caught.value)
+
+
+def survives(frames: Sequence[bytes], direction: wire.Direction[Any]) -> None:
+    """Decoding gives an envelope or one of its two errors; anything else fails the test."""
+    try:
+        envelope = wire.decode(frames, direction, LIMITS)
+    except (WireError, VersionMismatch) as error:
+        size = len(str(error))
+    else:
+        size = 0
+        assert type(envelope.message).__name__ in direction.kinds
+        again = wire.decode(wire.encode(envelope.message, envelope.attachment), direction, LIMITS)
+        assert repr(again) == repr(envelope)  # equality would fail for a NaN among plain values
+    assert size < 500
+
+
+def mutated(frames: list[bytes], rng: random.Random) -> list[bytes]:
+    """The frames with a few things wrong."""
+    frames = list(frames)
+    for _ in range(rng.randint(1, 3)):
+        at = rng.randrange(len(frames)) if frames else 0
+        match rng.randrange(6):
+            case 0 if frames and frames[at]:
+                data = bytearray(frames[at])
+                data[rng.randrange(len(data))] = rng.randrange(256)
+                frames[at] = bytes(data)
+            case 1 if frames:
+                frames[at] = frames[at][: rng.randint(0, len(frames[at]))]
+            case 2 if frames:
+                frames[at] += rng.randbytes(rng.randint(1, 8))
+            case 3 if frames:
+                del frames[at]
+            case 4:
+                frames.insert(at, rng.randbytes(rng.randint(0, 40)))
+            case _ if frames:
+                cut = rng.randint(0, len(frames[at]))
+                frames[at] = frames[at][:cut] + rng.randbytes(rng.randint(0, 4)) + frames[at][cut:]
+    return frames
+
+
+@pytest.mark.parametrize(("message", "direction"), EXAMPLES, ids=lambda value: type(value).__name__)
+def test_streaming_34_damaged_frames_are_a_wire_error_and_nothing_else(
+    message: m.Message, direction: wire.Direction[Any]
+) -> None:
+    """Bytes changed, cut, added; frames lost, swapped in: the outcome is a message or one of decoding's two errors."""
+    rng = random.Random(type(message).__name__)
+    frames = frames_of(message)
+    for _ in range(400):
+        survives(mutated(frames, rng), direction)
+
+
+@pytest.mark.parametrize(("message", "direction"), EXAMPLES, ids=lambda value: type(value).__name__)
+def test_streaming_34_values_of_another_type_are_a_wire_error_and_nothing_else(
+    message: m.Message, direction: wire.Direction[Any]
+) -> None:
+    """Any value inside the header may be replaced by any other: decoding raises its own errors only."""
+    rng = random.Random(type(message).__name__)
+    first, *rest = frames_of(message)
+    strange: list[Any] = [None, True, -1, 1 << 63, 1.5, float("nan"), float("inf"), "", "run", b"\xff", [], [[]], {},
+                          {"a": 1}, {"": None}, ["uint8", [2], 0], ["float32", [-1], 0], "x" * 999]  # fmt: skip
+    for _ in range(400):
+        tree = msgpack.unpackb(first)
+        replace_somewhere(tree, copy.deepcopy(rng.choice(strange)), rng)
+        survives([msgpack.packb(tree), *rest], direction)
+
+
+def replace_somewhere(tree: Any, value: Any, rng: random.Random) -> None:
+    """Put a value in the place of one inside a tree of lists and dicts."""
+    while True:
+        places = list(tree) if isinstance(tree, dict) else list(range(len(tree)))
+        place = rng.choice(places)
+        inner = tree[place]
+        if not isinstance(inner, list | dict) or not inner or rng.random() < 0.25:
+            tree[place] = value
+            return
+        tree = inner
+
+
+deep: Any = 1
+for _ in range(600):
+    deep = [deep]
+
+
+@given(
+    st.lists(st.binary(max_size=60), max_size=3),
+    st.sampled_from([wire.TO_BROKER, wire.TO_CLIENT, wire.TO_WORKER]),
+)
+@example([b"GET / HTTP/1.1\r\n"], wire.TO_BROKER)
+@example([], wire.TO_CLIENT)
+@example([msgpack.packb(deep)], wire.TO_BROKER)
+@example([msgpack.packb(["reelwire", deep, 0, "Ack", []])], wire.TO_BROKER)
+@example([msgpack.packb(["reelwire", 1, deep, "Ack", []])], wire.TO_BROKER)
+@example([msgpack.packb(["reelwire", 1, 0, deep, []])], wire.TO_BROKER)
+@example([msgpack.packb(["reelwire", 1, 0, "Ack", deep])], wire.TO_BROKER)
+@example([b"\x91" * 100_000], wire.TO_BROKER)
+def test_streaming_34_random_bytes_are_a_wire_error_and_nothing_else(
+    frames: list[bytes], direction: wire.Direction[Any]
+) -> None:
+    """HTTP, noise, no frame at all, nesting a thousand deep: the answer is one of decoding's two errors."""
+    survives(frames, direction)
+
+
+DIRECTIONS: list[wire.Direction[Any]] = [wire.TO_BROKER, wire.TO_CLIENT, wire.TO_WORKER]
+json_like = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**63), 2**64 - 1)
+    | st.floats()
+    | st.text(max_size=5)
+    | st.binary(max_size=5),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
+    max_leaves=12,
+)
+
+
+@given(
+    st.sampled_from(DIRECTIONS).flatmap(
+        lambda direction: st.tuples(st.just(direction), st.sampled_from(sorted(direction.kinds)))
+    ),
+    json_like,
+)
+def test_streaming_34_a_body_of_random_values_is_a_wire_error_and_nothing_else(
+    where: tuple[wire.Direction[Any], str], body: Any
+) -> None:
+    """A header in order with any msgpack for a body: decoding raises its own errors only."""
+    direction, name = where
+    survives([msgpack.packb([wire.MAGIC, wire.PROTOCOL, 3, name, body])], direction)
+
+
+def header(*parts: Any) -> list[bytes]:
+    return [msgpack.packb(list(parts))]
+
+
+@pytest.mark.parametrize(
+    ("frames", "sentence"),
+    [
+        ([], "message without a frame"),
+        ([b""], "header is not msgpack"),
+        ([b"\xc1"], "header is not msgpack"),
+        ([msgpack.packb(1)], "header is not one of reelwire"),
+        (header("reelwire"), "header is not one of reelwire"),
+        (header("other", 1, 0, "Ack", ["s", 1]), "header is not one of reelwire"),
+        (header("reelwire", "1", 0, "Ack", ["s", 1]), "the protocol's version is not a number"),
+        (header("reelwire", 1, 0, "Ack"), "header has 4 parts instead of 5"),
+        (header("reelwire", 1, -1, "Ack", ["s", 1]), "attachment is not a number of 0 and more"),
+        (header("reelwire", 1, True, "Ack", ["s", 1]), "attachment is not a number of 0 and more"),
+        (header("reelwire", 1, 0, b"Ack", ["s", 1]), "the message's name is not a text"),
+        (header("reelwire", 1, 0, "Chunk", ["s", 1]), "message 'Chunk' is unknown in this direction"),
+        (header("reelwire", 1, 0, "x" * 999, []), f"message '{'x' * 40}' is unknown"),
+        (header("reelwire", 1, 0, "Ack", {"session": "s"}), "Ack is not a list of the 2 fields of Ack"),
+        (header("reelwire", 1, 0, "Ack", ["s"]), "Ack is not a list of the 2 fields of Ack"),
+        (header("reelwire", 1, 0, "Ack", ["s", 1.0]), "Ack.chunks is not a 64-bit integer"),
+        (header("reelwire", 1, 0, "Ack", ["s", True]), "Ack.chunks is not a 64-bit integer"),
+        (header("reelwire", 1, 0, "Ack", ["s", 1 << 63]), "Ack.chunks is not a 64-bit integer"),
+        (header("reelwire", 1, 0, "Ack", [b"s", 1]), "Ack.session is not a text"),
+        (header("reelwire", 1, 0, "Heartbeat", [float("nan")]), "Heartbeat.busy_for_s is not a finite number"),
+        (header("reelwire", 1, 0, "EndSession", ["s", "stop"]), "EndSession.mode is not one of drain, cancel"),
+        (header("reelwire", 1, 0, "SetKeys", ["s", [1, "w", 0, [], 0]]), "KeyState.held is not a list"),
+        (header("reelwire", 1, 0, "OpenSession", ["k", "p", 1, [], {}]), "OpenSession.parameters is not a map"),
+        (header("reelwire", 1, 0, "OpenSession", ["k", "p", 1, {"a": deep}, {}]), "is not nested 16 or fewer deep"),
+        (header("reelwire", 1, 0, "OpenSession", ["k", "p", 1, {}, {"i": ["uint8", [1], 0]}]), "frame 0 of 0 isn't"),
+        (header("reelwire", 1, 0, "OpenSession", ["k", "p", 1, {}, {"i": ["uint8", 1, 0]}]), "is not a tensor"),
+        (header("reelwire", 1, 0, "OpenSession", ["k", "p", 1, {}, {"i": [1]}]), "is not a tensor"),
+    ],
+    ids=lambda value: value[:40] if isinstance(value, str) else "",
+)  # fmt: skip
+def test_streaming_34_the_error_says_what_is_wrong(frames: list[bytes], sentence: str) -> None:
+    """Each fault has its sentence, which names the field."""
+    assert sentence in refused(frames, wire.TO_BROKER)
+
+
+def test_streaming_38_another_protocol_is_named_with_ours() -> None:
+    """A header of another version is recognised as such, whatever follows."""
+    with pytest.raises(VersionMismatch, match="the peer speaks protocol 2, this side 1"):
+        wire.decode(header("reelwire", 2, {"new": "layout"}), wire.TO_BROKER, LIMITS)
+
+
+def test_streaming_34_sizes_are_limited_before_anything_is_read() -> None:
+    """Too many frames, a header or a frame that is too large: refused with the size and what is accepted."""
+    frames = frames_of(EXAMPLES[1][0])
+    size = len(frames[1])
+    assert "message of 2 frames; accepted: 1" in refused(frames, wire.TO_BROKER, wire.Limits(frames_max=1))
+    assert "accepted: 8" in refused(frames, wire.TO_BROKER, wire.Limits(header_bytes_max=8))
+    narrow = wire.Limits(frame_bytes_max=len(frames[0]))
+    big = [frames[0], bytes(len(frames[0]) + 1)]
+    assert f"frame of {len(big[1])} bytes; accepted: {len(frames[0])}" in refused(big, wire.TO_BROKER, narrow)
+    wire.decode(frames, wire.TO_BROKER, wire.Limits(max(size, len(frames[0])), len(frames[0]), 2))
+
+
+def test_nothing_but_plain_msgpack_is_read() -> None:
+    """Extension types, among them timestamps, are refused, so no code of anybody's runs when bytes are read."""
+    for data in (msgpack.ExtType(5, b"x"), msgpack.Timestamp(1)):
+        refused(header("reelwire", 1, 0, "Ack", ["s", data]), wire.TO_BROKER)
+        refused(header("reelwire", 1, 0, "OpenSession", ["k", "p", 1, {"a": data}, {}]), wire.TO_BROKER)
+
+
+def test_what_can_not_be_sent_is_the_senders_fault() -> None:
+    """A numpy scalar, an integer of 65 bits, half a surrogate pair: encoding is a ValueError that names the message."""
+    for value in (np.float32(1), 1 << 64, "\ud800", object()):
+        with pytest.raises(ValueError, match="OpenSession can't be encoded"):
+            wire.encode(m.OpenSession("k", "p", 1, {"a": value}), 0)  # type: ignore[dict-item]
+
+
+def test_tensors_travel_beside_the_header_without_a_copy() -> None:
+    """One frame per tensor, in the order of the fields, over the very bytes of the array."""
+    image = np.arange(12, dtype=np.uint8).reshape(2, 2, 3)
+    frames = wire.encode(m.OpenSession("k", "p", 1, {}, {"image": tensors.from_array(image)}), 0)
+    assert len(frames) == 2
+    image[0, 0, 0] = 99
+    assert memoryview(frames[1])[0] == 99
