@@ -58,17 +58,16 @@ def read_path(folder: str | Path, spec: StreamSpec, chunks: int | None = None) -
         )
     intrinsics = _intrinsics(place / "intrinsics.npy")
     action = _action(place / "action.npy")
-    if chunks is None:
-        whole = 1 + (path.shape[0] - spec.frames_first) // spec.frames_next
-        chunks = min(max(whole, 1), spec.chunks_max)
-    frames = spec.frames_in(chunks)
+    fills = 1 + (path.shape[0] - spec.frames_first) // spec.frames_next
+    length = min(max(fills, 1), spec.chunks_max) if chunks is None else chunks
+    frames = spec.frames_in(length)
     for name, given in (("poses", path), ("action", action)):
         if given is not None and given.shape[0] < frames:
             raise RequestError(
                 name, f"has {given.shape[0]} frames for a session of {frames}; accepted: {frames} or more"
             )
     first = (spec.frames_first - 1) // spec.frame_stride + 1
-    ends = [first + index * (spec.frames_next // spec.frame_stride) for index in range(chunks)]
+    ends = [first + index * (spec.frames_next // spec.frame_stride) for index in range(length)]
     poses = np.split(resampled_poses(path[:frames], ends[-1]), ends[:-1])
     if action is None:
         return RecordedPath(intrinsics, tuple((rows, None) for rows in poses))

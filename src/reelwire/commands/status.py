@@ -23,12 +23,49 @@ def status(endpoint: Endpoint = None, config: ConfigFile = None, as_json: Json =
 
 
 def print_state(endpoint: str, state: Mapping[str, Any]) -> None:
-    """The state as tables: one for each list of it, one for the single values."""
+    """The state as tables: the broker, its workers with their stages, pipelines, sessions, and what was counted."""
     single = [(name, value) for name, value in state.items() if not isinstance(value, list | Mapping)]
     print_table(f"Broker at {endpoint}", ("what", "value"), single)
-    for name, value in state.items():
-        if isinstance(value, Mapping) and value and all(not isinstance(item, Mapping) for item in value.values()):
-            print_table(name, ("what", "value"), value.items())
-        elif isinstance(value, list) and value and all(isinstance(row, Mapping) for row in value):
-            columns = list(dict.fromkeys(column for row in value for column in row))
-            print_table(name, columns, [[row.get(column) for column in columns] for row in value])
+    stages = [
+        [
+            worker["name"],
+            worker["device"],
+            f"{stage['pipeline']}/{stage['stage']}",
+            _condition(stage),
+            f"{stage['sessions']} of {stage['slots']}",
+            f"{stage['cache_bytes'] / 2**20:.0f} of {stage['cache_bytes_max'] / 2**20:.0f} MiB",
+            stage["tasks"],
+            stage["waiting"],
+        ]
+        for worker in state["workers"]
+        for stage in worker["stages"]
+    ]
+    columns = ("worker", "device", "stage", "state", "sessions", "caches", "tasks", "waiting")
+    print_table("Workers", columns, stages)
+    pipelines = [
+        [name, row["workers"], row["sessions"], row["waiting"], row["unserved_stage"] or "-"]
+        for name, row in state["pipelines"].items()
+    ]
+    print_table("Pipelines", ("pipeline", "workers", "sessions", "waiting", "stage without worker"), pipelines)
+    sessions = [
+        [
+            row["session"],
+            row["pipeline"],
+            row["state"] + (" (client gone)" if row["detached"] else ""),
+            f"{row['next_commit']} of {row['chunks']}",
+            row["acked"],
+            ", ".join(sorted(set(row["workers"].values()))) or "-",
+            ", ".join(f"{stage}: {cause}" for stage, cause in row["waits_for"].items() if cause) or "-",
+        ]
+        for row in state["sessions"]
+    ]
+    columns = ("session", "pipeline", "state", "made", "acknowledged", "worker", "waits for")
+    print_table("Sessions", columns, sessions)
+    if state["counters"]:
+        print_table("Counters since the start", ("what", "count"), state["counters"].items())
+
+
+def _condition(stage: Mapping[str, Any]) -> str:
+    if stage["failure"]:
+        return f"failed: {stage['failure']}"
+    return "ready" if stage["ready"] else "loading"
