@@ -1,0 +1,125 @@
+"""Workers' stage actors as the broker sees them: who lives there, what was sent there, and who is next."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from reelwire.messages import StageOffer
+
+from .peers import Peer
+
+TaskKey = tuple[str, int, int, int]
+"""Session, epoch, stage epoch, index."""
+
+
+class Tenant(Protocol):
+    """A session that lives at actors."""
+
+    id: str
+
+    def run_next(self, stage: str) -> None:
+        """Send the session's next task at `stage` to its actor, which has room for it."""
+        ...
+
+
+@dataclass(slots=True)
+class Task:
+    """A task that was sent to an actor; `started_at` is None while it waits there."""
+
+    key: TaskKey
+    sent_at: float
+    started_at: float | None = None
+
+
+@dataclass(slots=True, eq=False)
+class Actor:
+    """One stage actor of one worker.
+
+    Attributes:
+        worker: the peer that has it.
+        offer: pipeline, stage, slots, bytes and mailbox, as the worker announced them.
+        is_ready: it has its weights.
+        session_bytes: what a session is expected to take, until it says what it took.
+        tenants: session id to the bytes that it takes.
+        bytes_used: their sum.
+        outstanding: tasks that were sent and aren't over, oldest first; at most one running and `mailbox` waiting.
+        errands: initializations and releases that were sent and aren't answered.
+        failure: why its weights couldn't be loaded.
+        waiting: sessions whose next task could run, in order of arrival.
+    """
+
+    worker: Peer
+    offer: StageOffer
+    is_ready: bool = False
+    session_bytes: int = 0
+    tenants: dict[str, int] = field(default_factory=dict)
+    bytes_used: int = 0
+    outstanding: OrderedDict[TaskKey, Task] = field(default_factory=OrderedDict)
+    errands: int = 0
+    failure: str = ""
+    waiting: OrderedDict[str, Tenant] = field(default_factory=OrderedDict)
+
+    @property
+    def has_room(self) -> bool:
+        """Whether one more task may be sent."""
+        return len(self.outstanding) <= self.offer.mailbox
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether what is sent now starts at once."""
+        return not self.outstanding and not self.errands
+
+    @property
+    def fits_one_more(self) -> bool:
+        """Whether another session can live here."""
+        return (
+            self.is_ready
+            and len(self.tenants) < self.offer.slots
+            and self.bytes_used + self.session_bytes <= self.offer.cache_bytes_max
+        )
+
+    def has_task_of(self, session: str) -> bool:
+        """Whether something that was sent here for a session isn't over."""
+        return any(key[0] == session for key in self.outstanding)
+
+    def admit(self, session: str) -> None:
+        """Keep a slot, and the bytes that a session is expected to take."""
+        assert session not in self.tenants, f"{session} lives at {self.offer.stage} already"
+        self.tenants[session] = 0
+        self.resize(session, self.session_bytes)
+
+    def resize(self, session: str, nbytes: int) -> None:
+        """Note what a session really takes."""
+        self.bytes_used += nbytes - self.tenants[session]
+        self.tenants[session] = nbytes
+
+    def evict(self, session: str) -> None:
+        """Give the slot back, with everything that was sent there for the session and isn't over."""
+        self.bytes_used -= self.tenants.pop(session)
+        self.waiting.pop(session, None)
+        for key in [key for key in self.outstanding if key[0] == session]:
+            del self.outstanding[key]
+
+    def send(self, key: TaskKey, now: float) -> Task:
+        """Note a task that is sent to the actor."""
+        assert self.has_room, f"{self.offer.stage}: more tasks than its mailbox takes"
+        self.outstanding[key] = task = Task(key, now)
+        return task
+
+    def pump(self) -> None:
+        """Send tasks, in order of arrival, as long as there is room."""
+        while self.waiting and self.has_room:
+            _, tenant = self.waiting.popitem(last=False)
+            tenant.run_next(self.offer.stage)
+
+    def check(self) -> None:
+        """Assert the invariants."""
+        assert len(self.outstanding) <= 1 + self.offer.mailbox, f"{self.offer.stage}: too many tasks"
+        assert len(self.tenants) <= self.offer.slots, f"{self.offer.stage}: too many sessions"
+        assert self.bytes_used == sum(self.tenants.values()), f"{self.offer.stage}: bytes don't add up"
+        assert self.errands >= 0, f"{self.offer.stage}: more answers than errands"
+        assert all(key[0] in self.tenants for key in self.outstanding), f"{self.offer.stage}: task of a stranger"
+        assert all(session in self.tenants for session in self.waiting), f"{self.offer.stage}: a stranger waits"
+        assert not (self.waiting and self.has_room), f"{self.offer.stage}: room, and nobody is sent"

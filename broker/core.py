@@ -1,0 +1,439 @@
+"""The broker as one pure state machine: `BrokerCore.handle(event) -> list[Action]`.
+
+No socket, no clock, no thread, no randomness: time and entropy come in with the events of `events`, what is to be done
+goes out as the actions of `actions`. What a peer sends never raises; `assert` stands for our own errors only. The cost
+of an event doesn't grow with the number of sessions, `status` and `check` aside.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import OrderedDict
+from typing import assert_never, get_args
+
+from reelwire import messages as m
+from reelwire.errors import RequestError
+from reelwire.messages import Failure
+from reelwire.spec import Plain, check_registrable
+
+from . import report
+from . import transitions as t
+from .actions import Action, Stop
+from .actors import Actor
+from .config import BrokerConfig
+from .desk import Desk, TimerKey
+from .events import Event, Malformed, OutboxFull, Received, ShutdownRequested, TurnEnded, Unreachable
+from .peers import Kind, Peer, Peers, Told
+from .placement import AdmitSpec, Placement
+from .requests import check_request
+from .session import Session
+from .timers import Timers
+
+ENDED_KEPT_MAX = 256
+"""Ended sessions whose numbers can still be asked for."""
+
+
+class BrokerCore:
+    """Everything that a broker knows and decides.
+
+    Args:
+        config: settings.
+        version: of reelwire; peers must have the same major and minor one.
+        admit_spec: raises SpecError for a dataflow that the broker doesn't serve.
+
+    Attributes:
+        sessions: live sessions by id.
+    """
+
+    def __init__(self, config: BrokerConfig, version: str, admit_spec: AdmitSpec = check_registrable) -> None:
+        """Start with nobody attached."""
+        self._config = config
+        self._version = version
+        self._desk = Desk(config)
+        self._peers = Peers()
+        self._told = Told(config.peers_max)
+        self._placement = Placement(admit_spec)
+        self._beats: Timers[int] = Timers()
+        self._silences: Timers[int] = Timers()
+        self._ended: OrderedDict[str, tuple[int, dict[str, Plain]]] = OrderedDict()
+        self._opened = 0
+        self._draining = False
+        self._stopped = False
+        self.sessions: dict[str, Session] = {}
+
+    @property
+    def wake_at(self) -> float | None:
+        """When a TurnEnded is due although nothing arrived, in seconds; None when there is no such time."""
+        if self._stopped:
+            return None
+        times = (self._desk.timers.next_at, self._beats.next_at, self._silences.next_at)
+        return min((at for at in times if at is not None), default=None)
+
+    def handle(self, event: Event) -> list[Action]:
+        """Take one event in; what is to be done, in order."""
+        if self._stopped:
+            return []
+        self._desk.begin(event.now)
+        match event:
+            case Received():
+                self._received(event)
+            case Malformed():
+                self._malformed(event)
+            case Unreachable():
+                self._unsendable(event.route, "unreachable")
+            case OutboxFull():
+                self._unsendable(event.route, "outbox_full")
+            case TurnEnded():
+                self._turn_ended(drained=event.drained)
+            case ShutdownRequested():
+                self._shut_down()
+            case _:
+                assert_never(event)
+        self._settle()
+        return self._desk.finish()
+
+    def status(self) -> dict[str, Plain]:
+        """Everything there is, as plain data."""
+        return report.status(
+            self._desk, self._peers, self._placement, self.sessions, self._version, draining=self._draining
+        )
+
+    def check(self) -> None:
+        """Assert every invariant; takes time in proportion to what there is."""
+        desk = self._desk
+        for left in (desk.unsettled, desk.stirred, desk.ended, desk.lost, desk.freed):
+            assert not left, "work was left undone"
+        self._peers.check()
+        self._placement.check()
+        for timers in (desk.timers, self._beats, self._silences):
+            timers.check()
+        assert len(self.sessions) <= self._config.sessions_max, "too many sessions"
+        assert len(self._ended) <= ENDED_KEPT_MAX, "too many ended sessions"
+        assert set(desk.touched) <= set(self.sessions), "an ended session is to be looked at"
+        assert {name for kind, name in desk.timers.all() if kind != "drain"} <= set(self.sessions), "a stranger's timer"
+        waiting = {name for served in self._placement.served.values() for name in served.waiting}
+        for name, session in self.sessions.items():
+            session.check()
+            assert session.id == name, "a session under another id"
+            assert (session.state == "opening") == (name in waiting), f"{name}: {session.state}, and waiting or not"
+            assert session.owner is None or session.owner.sessions.get(name) is session, f"{name}: a stranger owns it"
+        held = {(id(actor), name) for actor in self._actors() for name in actor.tenants}
+        seats = [seat for s in self.sessions.values() if s.seats is not None for seat in s.seats.seats.values()]
+        taken = {
+            (id(seat.actor), s.id)
+            for s in self.sessions.values()
+            if s.seats is not None
+            for seat in s.seats.seats.values()
+            if seat.state != "gone"
+        }
+        assert held == taken, "sessions and actors disagree about who lives where"
+        assert sum(actor.errands for actor in self._actors()) == sum(seat.errands for seat in seats), "errands"
+        for peer in self._peers.by_route.values():
+            assert set(peer.sessions) <= set(self.sessions), f"{peer.name} has a session that isn't there"
+        for timed in (self._beats, self._silences):
+            assert set(timed.all()) == set(self._peers.by_attachment), "a peer without a timer, or the other way round"
+
+    # --- attaching -----------------------------------------------------------------------------------------------------
+
+    def _received(self, event: Received) -> None:
+        message = event.message
+        if isinstance(message, m.ClientHello):
+            self._hello(event.route, "client", message.name, message)
+            return
+        if isinstance(message, m.WorkerHello):
+            self._hello(event.route, "worker", message.name, message)
+            return
+        peer = self._peers.by_route.get(event.route)
+        if peer is None or peer.attachment != event.attachment:
+            self._desk.count("unknown_peer", message=type(message).__name__)
+            if self._told.add(event.route):
+                self._desk.answer(event.route, m.Rejected("unknown_peer", "say hello first"))
+            return
+        peer.heard_at = self._desk.now
+        match message:
+            case m.Heartbeat(busy_for_s=busy_for_s):
+                peer.busy_until = self._desk.now + min(max(busy_for_s, 0.0), self._config.busy_for_s_max)
+                self._watch(peer)
+            case m.Goodbye(reason=reason):
+                self._drop(peer, "left" + (f": {reason}" if reason else ""), left=True)
+            case _ if peer.kind == "client" and isinstance(message, get_args(m.ClientMessage)):
+                self._client_says(peer, event)
+            case _ if peer.kind == "worker" and isinstance(message, get_args(m.WorkerMessage)):
+                self._worker_says(peer, message)
+            case _:
+                self._expel(peer, "malformed", f"a {peer.kind} doesn't send {type(message).__name__}")
+
+    def _hello(self, route: bytes, kind: Kind, name: str, hello: m.ClientHello | m.WorkerHello) -> None:
+        desk = self._desk
+        if hello.version.split(".")[:2] != self._version.split(".")[:2]:
+            self._reject(route, "version", f"the broker has reelwire {self._version}, you have {hello.version}")
+            return
+        for old in (self._peers.by_route.get(route), self._peers.workers.get(name) if kind == "worker" else None):
+            if old is not None and not old.gone:
+                self._drop(old, "said hello again")
+        self._settle()
+        if len(self._peers) >= self._config.peers_max:
+            self._reject(route, "limit", f"{self._config.peers_max} peers are attached already")
+            return
+        if isinstance(hello, m.WorkerHello):
+            objection = ("malformed", "a worker has a name") if not name else self._placement.objection(hello)
+            if objection is not None:
+                self._reject(route, *objection)
+                return
+        peer = self._peers.attach(route, kind, name, desk.now)
+        self._told.discard(route)
+        if isinstance(hello, m.WorkerHello):
+            peer.device, peer.packages = hello.device, dict(hello.packages)
+            self._placement.add(peer, hello)
+        self._beats.set(peer.attachment, desk.now + self._config.heartbeat_s)
+        self._watch(peer)
+        limits, specs = self._config.limits(), self._placement.specs() if kind == "client" else ()
+        welcome = m.Welcome(peer.name, self._version, self._config.heartbeat_s, self._config.missed, limits, specs)
+        desk.send(peer, welcome)
+        desk.log("info", "attached", peer=peer.name, kind=kind, attachment=peer.attachment)
+
+    def _reject(self, route: bytes, code: str, reason: str) -> None:
+        self._desk.counters[f"rejected_{code}"] += 1
+        self._desk.log("warning", "rejected", code=code, reason=reason)
+        self._desk.answer(route, m.Rejected(code, reason))
+
+    def _malformed(self, event: Malformed) -> None:
+        self._desk.count(event.code, reason=event.reason)
+        peer = self._peers.by_route.get(event.route)
+        if peer is not None:
+            self._expel(peer, event.code, event.reason)
+            self._told.add(event.route)
+        elif self._told.add(event.route):
+            self._reject(event.route, event.code, event.reason)
+
+    def _expel(self, peer: Peer, code: str, reason: str) -> None:
+        """Tell a peer that it is dropped, and why; then drop it."""
+        self._desk.counters[f"rejected_{code}"] += 1
+        self._desk.forget(peer.route)
+        self._desk.send(peer, m.Rejected(code, reason))
+        self._drop(peer, reason, forget=False)
+
+    def _unsendable(self, route: bytes, reason: str) -> None:
+        peer = self._peers.by_route.get(route)
+        self._desk.count(reason)
+        if peer is None:
+            self._desk.forget(route)
+        else:
+            self._drop(peer, reason)
+
+    def _drop(self, peer: Peer, reason: str, *, left: bool = False, forget: bool = True) -> None:
+        """Detach a peer. A worker's sessions fail; a client's are cancelled if it left, else they get a grace."""
+        desk = self._desk
+        desk.log("info" if left else "warning", "detached", peer=peer.name, kind=peer.kind, reason=reason)
+        desk.counters[f"{peer.kind}s_{'left' if left else 'lost'}"] += 1
+        if forget:
+            desk.forget(peer.route)
+        self._peers.detach(peer)
+        self._beats.drop(peer.attachment)
+        self._silences.drop(peer.attachment)
+        if peer.kind == "worker":
+            self._placement.remove(peer)
+        event = t.WorkerLost(peer, reason) if peer.kind == "worker" else t.ClientLeft() if left else t.ClientLost()
+        for session in list(peer.sessions.values()):
+            session.handle(event)
+
+    def _watch(self, peer: Peer) -> None:
+        silent_at = peer.heard_at + self._config.missed * self._config.heartbeat_s
+        self._silences.set(peer.attachment, max(silent_at, peer.busy_until))
+
+    # --- what peers say ------------------------------------------------------------------------------------------------
+
+    def _client_says(self, peer: Peer, event: Received) -> None:
+        message = event.message
+        match message:
+            case m.OpenSession():
+                self._open(peer, message, event.entropy)
+            case m.AskStatus(request=request):
+                self._desk.send(peer, m.Status(request, self.status()))
+            case m.AskMetrics(request=request, session=name):
+                self._desk.send(peer, m.Metrics(request, name, self._metrics(peer, name)))
+            case m.SetKeys() | m.SubmitControl() | m.Ack() | m.EndSession():
+                session = peer.sessions.get(message.session)
+                if session is None:
+                    self._desk.count("unknown_session", message=type(message).__name__)
+                elif isinstance(message, m.SetKeys | m.SubmitControl) and event.nbytes > self._config.control_bytes_max:
+                    index = message.index if isinstance(message, m.SubmitControl) else None
+                    reason = f"the message has {event.nbytes} bytes; accepted: {self._config.control_bytes_max}"
+                    self._desk.count("controls_refused", session=session.id, code="malformed")
+                    self._desk.send(peer, m.ControlRefused(session.id, index, "malformed", reason))
+                else:
+                    session.handle(message)
+            case _:
+                raise AssertionError(f"{type(message).__name__} was handled before")
+
+    def _open(self, peer: Peer, request: m.OpenSession, entropy: bytes) -> None:
+        known = peer.keys.get(request.key)
+        if known is not None:
+            self._desk.send(peer, m.SessionOpened(request.key, known, self.sessions[known].token))
+            return
+        refusal = self._refusal(request)
+        if isinstance(refusal, Failure):
+            self._desk.counters["sessions_refused"] += 1
+            self._desk.log("info", "session_refused", failure=refusal.kind, reason=refusal.message)
+            self._desk.send(peer, m.SessionRefused(request.key, refusal))
+            return
+        self._opened += 1
+        name = f"{self._opened}-{hashlib.blake2b(entropy, digest_size=4, person=b'session').hexdigest()}"
+        token = hashlib.blake2b(entropy, digest_size=16, person=b"token").hexdigest()
+        served = self._placement.served[request.pipeline]
+        session = Session(self._desk, (name, token), peer, refusal, served.spec)
+        self.sessions[name] = peer.sessions[name] = session
+        peer.keys[request.key] = name
+        self._placement.enter(session)
+        self._desk.freed = True
+        self._desk.counters["sessions_opened"] += 1
+        self._desk.log("info", "session_opened", session=name, pipeline=request.pipeline, chunks=request.chunks)
+        self._desk.send(peer, m.SessionOpened(request.key, name, token))
+
+    def _refusal(self, request: m.OpenSession) -> Failure | m.OpenSession:
+        """Why a session isn't opened, or the request with complete parameters."""
+        advice = self._config.retry_after_s
+        if self._draining:
+            return Failure("shutdown", "the broker stops")
+        served = self._placement.served.get(request.pipeline)
+        if served is None or not served.workers:
+            known = ", ".join(spec.name for spec in self._placement.specs()) or "none"
+            return Failure("request", f"unknown pipeline {request.pipeline!r}; accepted: {known}", field="pipeline")
+        try:
+            complete = check_request(request, served.spec, self._config.image_bytes_max)
+        except RequestError as error:
+            return Failure("request", error.reason, field=error.field)
+        if len(self.sessions) >= self._config.sessions_max:
+            return Failure("overload", f"{len(self.sessions)} sessions are open already", retry_after_s=advice)
+        stage = served.unserved_stage()
+        if stage is not None:
+            return Failure("overload", f"no worker has stage {stage!r} of {request.pipeline!r}", retry_after_s=advice)
+        return complete
+
+    def _metrics(self, peer: Peer, name: str) -> dict[str, Plain]:
+        session = peer.sessions.get(name)
+        if session is not None:
+            return report.metrics(session)
+        attachment, values = self._ended.get(name, (0, {}))
+        return values if attachment == peer.attachment else {}
+
+    def _worker_says(self, peer: Peer, message: m.ToBroker) -> None:
+        if isinstance(message, m.StageReady):
+            self._stage_ready(peer, message)
+            return
+        assert isinstance(message, get_args(t.WorkerSays)), f"{type(message).__name__} was handled before"
+        if isinstance(message, m.StageFailed) and message.phase == "build":
+            self._stage_not_built(peer, message)
+            return
+        session = peer.sessions.get(message.session)
+        seat = None if session is None or session.seats is None else session.seats.seats.get(message.stage)
+        if session is None or seat is None or seat.actor.worker is not peer:
+            self._desk.count("orphans", peer=peer.name, message=type(message).__name__)
+        elif not session.is_current(message.epoch, message.stage_epoch):
+            self._desk.count("stale_epochs", peer=peer.name, session=session.id, message=type(message).__name__)
+        else:
+            session.handle(message)
+
+    def _stage_ready(self, peer: Peer, message: m.StageReady) -> None:
+        actor = peer.actors.get((message.pipeline, message.stage))
+        if actor is None or message.session_bytes < 0:
+            self._expel(peer, "malformed", f"stage {message.pipeline}/{message.stage} can't be ready")
+            return
+        actor.is_ready, actor.session_bytes, actor.failure = True, message.session_bytes, ""
+        self._desk.freed = True
+        self._desk.log("info", "stage_ready", peer=peer.name, pipeline=message.pipeline, stage=message.stage)
+
+    def _stage_not_built(self, peer: Peer, message: m.StageFailed) -> None:
+        for (_, stage), actor in peer.actors.items():
+            if stage == message.stage:
+                actor.failure = message.failure.message
+        reason = message.failure.message
+        self._desk.log("error", "stage_not_built", peer=peer.name, stage=message.stage, reason=reason)
+
+    # --- time ----------------------------------------------------------------------------------------------------------
+
+    def _turn_ended(self, *, drained: bool) -> None:
+        now = self._desk.now
+        while (attachment := self._beats.pop_due(now)) is not None:
+            peer = self._peers.by_attachment[attachment]
+            if peer.sent_at + self._config.heartbeat_s <= now:
+                self._desk.send(peer, m.Heartbeat())
+            self._beats.set(attachment, peer.sent_at + self._config.heartbeat_s)
+        if drained:
+            self._look_at_silence(now)
+            while (due := self._desk.timers.pop_due(now)) is not None:
+                self._due(due)
+        while self._desk.touched:
+            name = next(iter(self._desk.touched))
+            del self._desk.touched[name]
+            self.sessions[name].handle(t.Looked())
+            self._settle()
+
+    def _look_at_silence(self, now: float) -> None:
+        while (attachment := self._silences.pop_due(now)) is not None:
+            peer = self._peers.by_attachment[attachment]
+            limit_s = self._config.missed * self._config.heartbeat_s
+            if max(peer.heard_at + limit_s, peer.busy_until) > now:
+                self._watch(peer)
+            else:
+                self._drop(peer, f"not heard for {now - peer.heard_at:.1f} s")
+
+    def _due(self, due: TimerKey) -> None:
+        kind, name = due
+        if kind == "drain":
+            self._desk.log("warning", "drain_expired", sessions=len(self.sessions))
+            self._stop()
+        else:
+            self.sessions[name].handle(t.EXPIRED[kind])
+            self._settle()
+
+    def _shut_down(self) -> None:
+        if self._draining:
+            self._stop()
+            return
+        self._draining = True
+        self._desk.log("info", "draining", sessions=len(self.sessions))
+        self._desk.timers.set(("drain", ""), self._desk.now + self._config.drain_s)
+        for session in list(self.sessions.values()):
+            session.handle(t.ShuttingDown(self._config.drain_s))
+
+    def _stop(self) -> None:
+        if not self._stopped:
+            self._stopped = True
+            for peer in self._peers.by_route.values():
+                self._desk.send(peer, m.Goodbye("the broker stops"))
+            self._desk.act(Stop())
+
+    # --- after each event ----------------------------------------------------------------------------------------------
+
+    def _settle(self) -> None:
+        """Do what follows, until nothing does: lost workers, ended sessions, places that became free, tasks."""
+        desk = self._desk
+        while desk.lost or desk.ended or desk.freed or desk.unsettled or desk.stirred:
+            if desk.lost:
+                peer = next(iter(desk.lost))
+                reason = desk.lost.pop(peer)
+                if not peer.gone:
+                    self._expel(peer, "unknown_peer", f"declared lost: {reason}")
+            elif desk.ended:
+                self._forget(self.sessions.pop(desk.ended.pop()))
+            elif desk.freed:
+                desk.freed = False
+                for session, actors in self._placement.next_placed():
+                    session.handle(t.Placed(actors))
+            else:
+                desk.settle()
+        if self._draining and not self.sessions:
+            self._stop()
+
+    def _forget(self, session: Session) -> None:
+        self._placement.leave(session)
+        self._ended[session.id] = (session.attachment, report.metrics(session))
+        if len(self._ended) > ENDED_KEPT_MAX:
+            self._ended.popitem(last=False)
+        if session.owner is not None:
+            session.owner.sessions.pop(session.id, None)
+            session.owner.keys.pop(session.key, None)
+
+    def _actors(self) -> list[Actor]:
+        return [actor for peer in self._peers.workers.values() for actor in peer.actors.values()]

@@ -1,0 +1,295 @@
+"""The dataflow of one session: edges, cursors, and who may go on. Pure arithmetic on indices.
+
+Everything flows strictly in chunk order, so an edge is three counters: `issued` (indices below it were accepted from
+outside, or reserved by a producer that was sent off), one `taken` per consumer, and what arrived in between. Its
+occupancy is ``issued - min(taken)``: artifacts that wait and outputs that running producers reserved alike. The client
+is the last consumer of each output: its counter is what it acknowledged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal
+
+from reelwire.messages import Artifact
+from reelwire.spec import StageSpec, StreamSpec
+
+RefusalCode = Literal["malformed", "duplicate", "gap", "past_end", "no_room"]
+CLIENT = ""
+NOTHING = Artifact()
+
+
+class Edge:
+    """The bounded buffer of one artifact.
+
+    Attributes:
+        capacity: chunks that fit.
+        issued: indices below it are on the edge, or will be, or were.
+        taken: consumer to the index below which it has taken everything.
+        held: artifacts that arrived and that a consumer still needs.
+    """
+
+    __slots__ = ("artifact", "capacity", "held", "issued", "taken")
+
+    def __init__(self, artifact: str, capacity: int, consumers: tuple[str, ...]) -> None:
+        """Start empty."""
+        self.artifact = artifact
+        self.capacity = capacity
+        self.issued = 0
+        self.taken = dict.fromkeys(consumers, 0)
+        self.held: dict[int, Artifact] = {}
+
+    @property
+    def floor(self) -> int:
+        """Indices below it are gone from the edge."""
+        return min(self.taken.values())
+
+    @property
+    def occupancy(self) -> int:
+        """Chunks that wait or are reserved."""
+        return self.issued - self.floor
+
+    @property
+    def has_room(self) -> bool:
+        """Whether one more fits."""
+        return self.occupancy < self.capacity
+
+    def reserve(self) -> None:
+        """Take the place of the next index."""
+        assert self.has_room, f"{self.artifact}: reserved beyond its capacity"
+        self.issued += 1
+
+    def put(self, index: int, value: Artifact) -> None:
+        """Fill a reserved place."""
+        assert self.floor <= index < self.issued, f"{self.artifact}: {index} was not reserved"
+        assert index not in self.held, f"{self.artifact}: {index} is there already"
+        self.held[index] = value
+
+    def take(self, consumer: str, index: int) -> None:
+        """The consumer has `index`; the artifact goes with its last consumer."""
+        assert self.taken[consumer] == index, f"{self.artifact}: {consumer} took {index} out of order"
+        before = self.floor
+        self.taken[consumer] = index + 1
+        for gone in range(before, self.floor):
+            self.held.pop(gone, None)
+
+
+class StageFlow:
+    """How far one stage is: `finished <= started <= dispatched`, and what it consumes and produces."""
+
+    __slots__ = ("consumes", "dispatched", "finished", "name", "produces", "started")
+
+    def __init__(self, stage: StageSpec, edges: Mapping[str, Edge]) -> None:
+        """Start at chunk 0."""
+        self.name = stage.name
+        self.consumes = tuple(edges[artifact] for artifact in stage.consumes)
+        self.produces = tuple(edges[artifact] for artifact in stage.produces)
+        self.dispatched = 0
+        self.started = 0
+        self.finished = 0
+
+
+class Flow:
+    """Edges and cursors of one session in one epoch.
+
+    Args:
+        spec: the dataflow; it was validated.
+        chunks: length of the session.
+    """
+
+    def __init__(self, spec: StreamSpec, chunks: int) -> None:
+        """Start with empty edges."""
+        self.spec = spec
+        self.chunks = chunks
+        self.limit = chunks
+        self.next_commit = 0
+        consumers: dict[str, list[str]] = {edge.artifact: [] for edge in spec.edges}
+        for stage in spec.stages:
+            for artifact in stage.consumes:
+                consumers[artifact].append(stage.name)
+        for artifact in spec.outputs:
+            consumers[artifact].append(CLIENT)
+        self.edges = {
+            edge.artifact: Edge(edge.artifact, edge.capacity, (*consumers[edge.artifact],)) for edge in spec.edges
+        }
+        self.stages = {stage.name: StageFlow(stage, self.edges) for stage in spec.stages}
+        self.control = self.edges[spec.control]
+        self.condition = None if spec.prefetch is None else self.edges[spec.prefetch.artifact]
+
+    # --- admission -----------------------------------------------------------------------------------------------------
+
+    @property
+    def next_control_index(self) -> int:
+        """nx: the control that is accepted next."""
+        return self.control.issued
+
+    @property
+    def next_condition_index(self) -> int:
+        """nc: the condition that is enqueued next; without a prefetched input, as far as nx."""
+        return self.control.issued if self.condition is None else self.condition.issued
+
+    @property
+    def acked(self) -> int:
+        """Chunks below it were acknowledged."""
+        return min(self.edges[artifact].taken[CLIENT] for artifact in self.spec.outputs)
+
+    @property
+    def control_limit(self) -> int:
+        """Controls below it will not be refused for room; it never goes back."""
+        limit = min(self.chunks, self.control.floor + self.control.capacity)
+        if self.condition is not None:
+            limit = min(limit, max(self.condition.issued, self.condition.floor + self.condition.capacity))
+        return limit
+
+    def refusal(self, index: int) -> RefusalCode | None:
+        """Why the control of chunk `index` can't be accepted now; asking changes nothing."""
+        expected = self.next_control_index
+        if index < 0:
+            return "malformed"
+        if index >= self.chunks:
+            return "past_end"
+        if index != expected:
+            return "duplicate" if index < expected else "gap"
+        return None if self.has_room_for_control() else "no_room"
+
+    def has_room_for_control(self) -> bool:
+        """Whether the next control, with its condition if that is missing, has room and a chunk to steer."""
+        if self.next_control_index >= self.chunks or not self.control.has_room:
+            return False
+        if self.condition is None:
+            return True
+        assert self.condition.issued >= self.control.issued, "a control overtook its condition"
+        return self.condition.issued > self.control.issued or self.condition.has_room
+
+    def submit(self, control: Artifact) -> int:
+        """Accept the next control, together with its condition if that is missing; the index it is for."""
+        assert self.has_room_for_control(), "a control was accepted without room"
+        index = self.next_control_index
+        if self.condition is not None and self.condition.issued == index:
+            self.condition.reserve()
+            self.condition.put(index, NOTHING)
+        self.control.reserve()
+        self.control.put(index, control)
+        return index
+
+    def prefetch_one(self) -> bool:
+        """Enqueue the next condition if the window and its edge have room; whether it was."""
+        condition, prefetch = self.condition, self.spec.prefetch
+        if condition is None or prefetch is None or condition.issued >= self.limit or not condition.has_room:
+            return False
+        if condition.issued - self.control.issued >= prefetch.depth:
+            return False
+        index = condition.issued
+        condition.reserve()
+        condition.put(index, NOTHING)
+        return True
+
+    # --- stages --------------------------------------------------------------------------------------------------------
+
+    def is_ready(self, name: str) -> bool:
+        """Whether the stage's next task has its inputs and room for its outputs."""
+        stage = self.stages[name]
+        index = stage.dispatched
+        return (
+            index < self.limit
+            and all(index in edge.held for edge in stage.consumes)
+            and all(edge.has_room for edge in stage.produces)
+        )
+
+    def waits_for(self, name: str) -> str:
+        """Why `is_ready` says no: ``input:NAME``, ``edge:NAME``, ``credit``, or ``end`` when nothing is left to do."""
+        stage = self.stages[name]
+        if stage.dispatched >= self.limit:
+            return "end"
+        for edge in stage.consumes:
+            if stage.dispatched not in edge.held:
+                return f"input:{edge.artifact}"
+        for edge in stage.produces:
+            if not edge.has_room:
+                return "credit" if edge.artifact in self.spec.outputs else f"edge:{edge.artifact}"
+        return "ready"
+
+    def dispatch(self, name: str) -> tuple[int, dict[str, Artifact]]:
+        """Send the stage's next task off: its outputs are reserved, its inputs stay until it starts."""
+        assert self.is_ready(name), f"{name} was sent off without inputs or room"
+        stage = self.stages[name]
+        index = stage.dispatched
+        stage.dispatched += 1
+        for edge in stage.produces:
+            edge.reserve()
+        return index, {edge.artifact: edge.held[index] for edge in stage.consumes}
+
+    def start(self, name: str) -> None:
+        """The stage began its oldest task that waits: the inputs leave their edges."""
+        stage = self.stages[name]
+        assert stage.started < stage.dispatched, f"{name} started what wasn't sent"
+        for edge in stage.consumes:
+            edge.take(name, stage.started)
+        stage.started += 1
+
+    def finish(self, name: str, outputs: Mapping[str, Artifact]) -> int:
+        """The stage's oldest task is done; its outputs go onto their edges, unless the session ends before them."""
+        stage = self.stages[name]
+        assert stage.finished < stage.started, f"{name} finished what hasn't started"
+        index = stage.finished
+        stage.finished += 1
+        if index < self.limit:
+            for edge in stage.produces:
+                edge.put(index, outputs[edge.artifact])
+        return index
+
+    def fail(self, name: str) -> None:
+        """The stage's oldest task is over without outputs."""
+        stage = self.stages[name]
+        assert stage.finished < stage.started, f"{name} failed at what hasn't started"
+        stage.finished += 1
+
+    # --- output --------------------------------------------------------------------------------------------------------
+
+    def commit(self) -> dict[str, Artifact] | None:
+        """All outputs of the next index, if they are there; the cursor moves on."""
+        index = self.next_commit
+        if index >= self.limit or not all(index in self.edges[artifact].held for artifact in self.spec.outputs):
+            return None
+        self.next_commit += 1
+        return {artifact: self.edges[artifact].held[index] for artifact in self.spec.outputs}
+
+    def acknowledge(self, chunks: int) -> bool:
+        """All committed chunks below `chunks` were taken; a repeated or an older word changes nothing."""
+        upto = min(chunks, self.next_commit)
+        moved = False
+        for artifact in self.spec.outputs:
+            edge = self.edges[artifact]
+            while edge.taken[CLIENT] < upto:
+                edge.take(CLIENT, edge.taken[CLIENT])
+                moved = True
+        return moved
+
+    # --- the end -------------------------------------------------------------------------------------------------------
+
+    def cut(self, limit: int) -> None:
+        """Make nothing from chunk `limit` on, and drop what is there for it."""
+        self.limit = max(min(self.limit, limit), self.next_commit)
+        for edge in self.edges.values():
+            for index in [index for index in edge.held if index >= self.limit]:
+                del edge.held[index]
+
+    def clear(self) -> None:
+        """Drop everything that is held and make nothing more."""
+        self.limit = self.next_commit
+        for edge in self.edges.values():
+            edge.held.clear()
+
+    def check(self) -> None:
+        """Assert the invariants."""
+        nc, nx = self.next_condition_index, self.next_control_index
+        depth = 0 if self.spec.prefetch is None else self.spec.prefetch.depth
+        assert 0 <= nc - nx <= depth, f"nc {nc}, nx {nx}"
+        assert nc <= self.chunks, f"nc {nc} beyond the last chunk"
+        assert 0 <= self.acked <= self.next_commit <= self.limit <= self.chunks, "commit cursor out of bounds"
+        for stage in self.stages.values():
+            assert 0 <= stage.finished <= stage.started <= stage.dispatched <= self.chunks, f"{stage.name}: counters"
+        for edge in self.edges.values():
+            assert 0 <= edge.occupancy <= edge.capacity, f"{edge.artifact}: {edge.occupancy} of {edge.capacity}"
+            assert all(edge.floor <= index < edge.issued for index in edge.held), f"{edge.artifact}: stray artifact"
+            assert all(index < self.limit for index in edge.held), f"{edge.artifact}: beyond the end"

@@ -1,0 +1,340 @@
+"""How a session makes chunks: controls become tasks, outputs go on, and what is complete goes to the client.
+
+`session.Session` adds how it begins and ends.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections import deque
+
+from reelwire.errors import ControlError
+from reelwire.messages import (
+    Ack,
+    Applied,
+    Chunk,
+    ControlAccepted,
+    ControlRefused,
+    Failure,
+    FromBroker,
+    OpenSession,
+    RunTask,
+    SessionChanged,
+    SetKeys,
+    SubmitControl,
+    TaskDone,
+    TaskStarted,
+)
+from reelwire.spec import Plain, StreamSpec
+
+from .actors import TaskKey
+from .control import ControlDesk, Snapshot, check_control
+from .desk import Desk
+from .flow import Flow
+from .peers import Peer
+from .seats import STAGE_EPOCH, Seats
+from .stats import StreamStats
+from .timing import Timing
+from .transitions import ENDED, Looked, SessionEvent, State, Timer
+
+AHEAD_MAX = 1
+"""Chunks that keys may be ahead of the output."""
+
+_REFUSALS = {
+    "malformed": "an index is 0 or more",
+    "duplicate": "the control of this chunk was accepted before",
+    "gap": "the controls before it are missing",
+    "past_end": "the session has no such chunk",
+    "no_room": "the chunks before it aren't far enough",
+}
+
+
+class Making(ABC):
+    """What `Session` is made of while it runs.
+
+    Args:
+        desk: where actions and timers go.
+        identity: the session's id and its token.
+        owner: the client.
+        request: what it asked for, with complete parameters.
+        spec: the dataflow.
+
+    Attributes:
+        state: see `transitions`.
+        owner: None while the client is lost.
+        flow: edges and cursors.
+        controls: the key register and the pending slot.
+        seats: the places at the actors; None until the session has them.
+        ring: committed chunks that weren't acknowledged; as many as the output's edge holds.
+    """
+
+    def __init__(
+        self, desk: Desk, identity: tuple[str, str], owner: Peer, request: OpenSession, spec: StreamSpec
+    ) -> None:
+        """Nothing is held and nothing flows."""
+        self.desk = desk
+        self.id, self.token = identity
+        self.owner: Peer | None = owner
+        self.spec = spec
+        self.chunks = request.chunks
+        self.epoch = 1
+        self.state: State = "opening"
+        self.flow = Flow(spec, request.chunks)
+        self.controls = ControlDesk(spec, desk.now)
+        self.timing = Timing(spec, desk.now, desk.stats.setdefault(spec.name, StreamStats()))
+        self.seats: Seats | None = None
+        self.ring: deque[Chunk] = deque()
+        self._snapshots: dict[int, Snapshot] = {}
+        self._facts: dict[int, dict[str, Plain]] = {}
+        self._told: tuple[State, int] = ("opening", 0)
+        self._stalled_since = desk.now
+
+    @abstractmethod
+    def _all_made(self) -> None:
+        """Go on to the end when no chunk is left to be made, or to be taken."""
+
+    @abstractmethod
+    def _stage_failed(self, failure: Failure) -> None:
+        """Make what lies below the failed chunk, then end."""
+
+    # --- controls ------------------------------------------------------------------------------------------------------
+
+    def on_keys(self, event: SetKeys) -> None:
+        """A newer register replaces the one before; what it offers is looked at when the turn ends."""
+        try:
+            self.controls.set_keys(event.keys, self.desk.now)
+        except ControlError as error:
+            self._refuse_control(None, error)
+        self._touch()
+
+    def on_early_control(self, event: SubmitControl) -> None:
+        """Before the stages are there only the pending slot takes a control."""
+        if event.index is None:
+            self.on_control(event)
+        else:
+            self._refuse_control(event.index, ControlError("no_room", "the session isn't ready yet", 0))
+
+    def on_control(self, event: SubmitControl) -> None:
+        """An explicit control, for the next index or for the pending slot."""
+        try:
+            control = check_control(event.control, self.spec)
+        except ControlError as error:
+            self._refuse_control(event.index, error)
+            return
+        if event.index is None:
+            self.controls.set_pending(control, self.desk.now)
+            self._touch()
+            return
+        expected = self.flow.next_control_index
+        code = self.flow.refusal(event.index)
+        if code is None:
+            self._accept(Snapshot(Applied("explicit", control)))
+            return
+        text = f"control {event.index} of {self.chunks}: {_REFUSALS[code]}; expected: {expected}"
+        self._refuse_control(event.index, ControlError(code, text, expected))
+
+    def on_looked(self, _event: Looked) -> None:
+        """Take controls from the slot, the one-shot and the held keys, at most one chunk ahead of the output."""
+        flow = self.flow
+        while flow.next_control_index <= flow.next_commit + AHEAD_MAX and flow.has_room_for_control():
+            snapshot = self.controls.take()
+            if snapshot is None:
+                break
+            self._accept(snapshot)
+
+    def on_late_keys(self, event: SetKeys) -> None:
+        """A register that crossed the end of the session changes nothing."""
+        self.refuse("late_controls", event)
+
+    def on_late_control(self, event: SubmitControl) -> None:
+        """No control is taken any more."""
+        self._refuse_control(
+            event.index, ControlError("ended", f"the session takes no more controls: it is {self.state}")
+        )
+
+    def _accept(self, snapshot: Snapshot) -> None:
+        now = self.desk.now
+        before = self.flow.next_condition_index
+        index = self.flow.submit(snapshot.applied.control)
+        self._snapshots[index] = snapshot
+        if self.flow.condition is not None and self.flow.next_condition_index > before:
+            self.timing.entered(self.flow.condition.artifact, index, now)
+        self.timing.entered(self.spec.control, index, now)
+        self.controls.active_at = now
+        self.state = "running"
+        if snapshot.applied.source == "explicit":
+            self._tell(ControlAccepted(self.id, index))
+        self._stir()
+
+    def _refuse_control(self, index: int | None, error: ControlError) -> None:
+        self.desk.count("controls_refused", session=self.id, code=error.code)
+        self._tell(ControlRefused(self.id, index, error.code, str(error), error.expected))
+
+    # --- tasks ---------------------------------------------------------------------------------------------------------
+
+    def offer(self) -> None:
+        """Queue at every actor whose stage could go on, and note what the others wait for."""
+        if self.seats is None or self.state not in ("ready", "running", "draining"):
+            return
+        for name, stage in self.flow.stages.items():
+            actor = self.seats.actor(name)
+            if self.flow.is_ready(name) and self.id not in actor.waiting:
+                actor.waiting[self.id] = self
+                self.timing.offered(name, stage.dispatched, self.desk.now)
+                self.desk.stirred[actor] = None
+            self.timing.gaps[name].turn(self.idle_cause(name), self.desk.now)
+        self._touch()
+        self._announce()
+
+    def run_next(self, stage: str) -> None:
+        """Send the stage's next task; to an actor that has nothing else to do it starts there and then."""
+        assert self.seats is not None, "a task without a place"
+        actor = self.seats.actor(stage)
+        starts = actor.is_idle
+        index, inputs = self.flow.dispatch(stage)
+        actor.send(self._task_key(index), self.desk.now)
+        if starts:
+            self.flow.start(stage)
+        self.timing.admitted(stage, index, self.desk.now)
+        self.desk.send(
+            actor.worker,
+            RunTask(
+                session=self.id,
+                pipeline=self.spec.name,
+                stage=stage,
+                epoch=self.epoch,
+                stage_epoch=STAGE_EPOCH,
+                index=index,
+                inputs=inputs,
+                is_first=index == 0,
+                is_last=index == self.chunks - 1,
+            ),
+        )
+        self.desk.unsettled[self.id] = self
+
+    def on_started(self, event: TaskStarted) -> None:
+        """An actor began a task: the inputs have left their edges."""
+        assert self.seats is not None, "started without a place"
+        task = self.seats.actor(event.stage).outstanding.get(self._task_key(event.index))
+        if task is None or task.started_at is not None:
+            self.refuse("orphans", event)
+            return
+        task.started_at = self.desk.now
+        if self.flow.stages[event.stage].started == event.index:
+            self.flow.start(event.stage)
+        self.timing.started(event.stage, event.index, self.desk.now)
+        self._stir()
+
+    def on_done(self, event: TaskDone) -> None:
+        """A task's outputs: they go on, what is complete is committed, and the window is refilled."""
+        if not self._task_over(event.stage, event.index):
+            self.refuse("orphans", event)
+            return
+        flow, stage = self.flow, self.spec.stage(event.stage)
+        missing = set(stage.produces).symmetric_difference(event.outputs)
+        if missing:
+            made, wanted = ", ".join(event.outputs) or "nothing", ", ".join(stage.produces)
+            self._stage_failed(Failure("stage", f"made {made} instead of {wanted}", event.stage, event.index))
+            return
+        flow.finish(event.stage, event.outputs)
+        self.timing.completed(event.stage, event.index, self.desk.now)
+        if flow.next_commit <= event.index < flow.limit:
+            self._facts.setdefault(event.index, {}).update(event.facts)
+        self._commit()
+        self._stir()
+        prefetch = self.spec.prefetch
+        if prefetch is not None and prefetch.refill_after == event.stage and self.state != "draining":
+            self._prefetch()
+        self._all_made()
+
+    def _task_over(self, stage: str, index: int) -> bool:
+        """Strike a task off its actor's list; False when it isn't the oldest there of this session."""
+        assert self.seats is not None, "a task without a place"
+        actor, flow = self.seats.actor(stage), self.flow.stages[stage]
+        key = self._task_key(index)
+        if key not in actor.outstanding or flow.finished != index:
+            return False
+        del actor.outstanding[key]
+        self.desk.stirred[actor] = None
+        if flow.started == index:
+            self.flow.start(stage)
+        return True
+
+    def _prefetch(self) -> None:
+        """Fill the prefetch window as far as its edge has room."""
+        while self.flow.prefetch_one():
+            assert self.flow.condition is not None, "a prefetch of nothing"
+            artifact, index = self.flow.condition.artifact, self.flow.next_condition_index - 1
+            self.timing.entered(artifact, index, self.desk.now)
+            self._stir()
+
+    def _commit(self) -> None:
+        while (outputs := self.flow.commit()) is not None:
+            index = self.flow.next_commit - 1
+            snapshot = self._snapshots.pop(index)
+            timing = self.timing.committed(index, snapshot.changes_at, self.desk.now)
+            facts = self._facts.pop(index, {})
+            chunk = Chunk(self.id, index, outputs, snapshot.applied, facts, timing, index == self.chunks - 1)
+            if not self.ring:
+                self._stalled_since = self.desk.now
+                self._timer("stall", self.desk.config.stall_s)
+            self.ring.append(chunk)
+            self._tell(chunk)
+
+    def on_ack(self, event: Ack) -> None:
+        """The application took chunks: the ring and the output's edge have room again."""
+        if event.chunks > self.flow.next_commit:
+            self.refuse("acks_beyond_the_end", event)
+        if self.flow.acknowledge(event.chunks):
+            self._stalled_since = self.desk.now
+            while self.ring and self.ring[0].index < self.flow.acked:
+                self.ring.popleft()
+        self._stir()
+        self._all_made()
+
+    # --- helpers -------------------------------------------------------------------------------------------------------
+
+    def refuse(self, reason: str, event: SessionEvent) -> None:
+        """Count something that a peer said and that changes nothing here."""
+        self.desk.count(reason, session=self.id, state=self.state, message=type(event).__name__)
+
+    def _stir(self) -> None:
+        self.desk.unsettled[self.id] = self
+        self.desk.settle()
+
+    def _touch(self) -> None:
+        if self.state in ("ready", "running") and self.controls.offers:
+            self.desk.touched[self.id] = None
+
+    def _tell(self, message: FromBroker) -> None:
+        if self.owner is not None:
+            self.desk.send(self.owner, message)
+
+    def _timer(self, kind: Timer, in_s: float) -> None:
+        self.desk.timers.set((kind, self.id), self.desk.now + in_s)
+
+    def _drop_timers(self, *kinds: Timer) -> None:
+        for kind in kinds:
+            self.desk.timers.drop((kind, self.id))
+
+    def _task_key(self, index: int) -> TaskKey:
+        return self.id, self.epoch, STAGE_EPOCH, index
+
+    def idle_cause(self, name: str) -> str:
+        """Why a stage doesn't run; empty when it does, or has nothing left to do."""
+        stage = self.flow.stages[name]
+        if stage.finished < stage.started:
+            return ""
+        cause = "ready" if stage.started < stage.dispatched else self.flow.waits_for(name)
+        return {"ready": "actor_busy", "end": ""}.get(cause, cause)
+
+    def _announce(self) -> None:
+        """Tell the client the state and how far controls may go, if either changed; a grant never goes back."""
+        if self.state in ENDED:
+            return
+        limit = self._told[1]
+        if self.state in ("ready", "running"):
+            limit = max(limit, min(self.flow.control_limit, self.flow.next_commit + AHEAD_MAX + 1))
+        if (self.state, limit) != self._told:
+            self._told = (self.state, limit)
+            self._tell(SessionChanged(self.id, self.state, limit))

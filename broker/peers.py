@@ -1,0 +1,124 @@
+"""Clients and workers: who is attached, under which number, and when each was last heard."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from .actors import Actor
+    from .session import Session
+
+Kind = Literal["client", "worker"]
+
+
+@dataclass(slots=True, eq=False)
+class Peer:
+    """One attached client or worker.
+
+    Attributes:
+        route: the socket's name of its connection.
+        attachment: its number; never given twice.
+        kind: client or worker.
+        name: a worker's own, a client's own or one made from its number.
+        heard_at: when its last message arrived, in seconds.
+        busy_until: until when it said that it may be silent.
+        sent_at: when the last message went to it.
+        gone: it was dropped; nothing is sent to it.
+        device: a worker's device.
+        packages: a worker's versions of what its results depend on.
+        sessions: a client's sessions, or those that live at a worker.
+        actors: a worker's stage actors, by pipeline and stage.
+        keys: a client's session by the key that it asked for it with.
+    """
+
+    route: bytes
+    attachment: int
+    kind: Kind
+    name: str
+    heard_at: float
+    busy_until: float = 0.0
+    sent_at: float = 0.0
+    gone: bool = False
+    device: str = ""
+    packages: dict[str, str] = field(default_factory=dict)
+    sessions: dict[str, Session] = field(default_factory=dict)
+    actors: dict[tuple[str, str], Actor] = field(default_factory=dict)
+    keys: dict[str, str] = field(default_factory=dict)
+
+
+class Peers:
+    """All attached peers, by route, number and (workers) name."""
+
+    def __init__(self) -> None:
+        """Start with none."""
+        self.by_route: dict[bytes, Peer] = {}
+        self.by_attachment: dict[int, Peer] = {}
+        self.workers: dict[str, Peer] = {}
+        self._last = 0
+
+    def __len__(self) -> int:
+        return len(self.by_route)
+
+    def attach(self, route: bytes, kind: Kind, name: str, now: float) -> Peer:
+        """Give a connection its number.
+
+        Nobody else may be attached under its route, nor under a worker's name.
+        """
+        assert route not in self.by_route, "attached over somebody else"
+        self._last += 1
+        peer = Peer(route, self._last, kind, name or f"{kind}-{self._last}", now, sent_at=now)
+        self.by_route[route] = self.by_attachment[peer.attachment] = peer
+        if kind == "worker":
+            assert name not in self.workers, "a worker's name twice"
+            self.workers[name] = peer
+        return peer
+
+    def detach(self, peer: Peer) -> None:
+        """Forget a peer; its number stays used."""
+        peer.gone = True
+        del self.by_route[peer.route]
+        del self.by_attachment[peer.attachment]
+        if peer.kind == "worker":
+            del self.workers[peer.name]
+
+    def check(self) -> None:
+        """Assert that the tables agree."""
+        assert len(self.by_route) == len(self.by_attachment), "a peer is in one table only"
+        for route, peer in self.by_route.items():
+            assert peer.route == route, "a route leads to somebody else"
+            assert self.by_attachment.get(peer.attachment) is peer, "a number leads to somebody else"
+            assert not peer.gone, "a dropped peer is listed"
+            assert peer.attachment <= self._last, "a number that wasn't given"
+        workers = {peer.name for peer in self.by_route.values() if peer.kind == "worker"}
+        assert workers == set(self.workers), "workers by name don't agree"
+
+
+class Told:
+    """Routes of strangers that were told once that nobody knows them; the oldest are forgotten first.
+
+    Args:
+        capacity: routes that are remembered.
+    """
+
+    def __init__(self, capacity: int) -> None:
+        """Start with none."""
+        self._capacity = capacity
+        self._routes: OrderedDict[bytes, None] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._routes)
+
+    def add(self, route: bytes) -> bool:
+        """Whether the route wasn't told yet."""
+        if route in self._routes:
+            return False
+        self._routes[route] = None
+        if len(self._routes) > self._capacity:
+            self._routes.popitem(last=False)
+        return True
+
+    def discard(self, route: bytes) -> None:
+        """Forget a route: it said hello."""
+        self._routes.pop(route, None)

@@ -1,0 +1,111 @@
+"""What the broker says about itself: plain data for `status` and for a session's numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from itertools import islice
+
+from reelwire.spec import Plain
+
+from .desk import Desk
+from .peers import Peer, Peers
+from .placement import Placement
+from .session import Session
+from .stats import IdleGaps, StreamStats
+
+
+def status(
+    desk: Desk, peers: Peers, placement: Placement, sessions: Mapping[str, Session], version: str, *, draining: bool
+) -> dict[str, Plain]:
+    """The whole broker: workers, stages, pipelines, the first sessions, counters. Takes time in proportion to them."""
+    listed = islice(sessions.values(), desk.config.status_sessions_max)
+    return {
+        "version": version,
+        "draining": draining,
+        "clients": len(peers) - len(peers.workers),
+        "workers": [_worker(peer, desk.now) for peer in peers.workers.values()],
+        "pipelines": {
+            name: {
+                "workers": len(served.workers),
+                "sessions": served.sessions,
+                "waiting": len(served.waiting),
+                "unserved_stage": served.unserved_stage() or "",
+                "metrics": _stream(desk.stats[name]) if name in desk.stats else {},
+            }
+            for name, served in placement.served.items()
+        },
+        "sessions_total": len(sessions),
+        "sessions": [_session(session) for session in listed],
+        "counters": dict(sorted(desk.counters.items())),
+    }
+
+
+def metrics(session: Session) -> dict[str, Plain]:
+    """The numbers of one session; durations in seconds."""
+    controls = session.controls
+    return {
+        **_session(session),
+        **_stream(session.timing.stats),
+        "idle_s": _gaps(session.timing.gaps),
+        "taps_overwritten": controls.taps_overwritten,
+        "explicit_overwritten": controls.explicit_overwritten,
+    }
+
+
+def _session(session: Session) -> dict[str, Plain]:
+    flow = session.flow
+    release_error = None if session.seats is None else session.seats.error
+    return {
+        "session": session.id,
+        "pipeline": session.spec.name,
+        "state": session.state,
+        "detached": session.owner is None,
+        "chunks": session.chunks,
+        "next_condition_index": flow.next_condition_index,
+        "next_control_index": flow.next_control_index,
+        "next_commit": flow.next_commit,
+        "acked": flow.acked,
+        "release_error": "" if release_error is None else release_error.message,
+        "workers": {}
+        if session.seats is None
+        else {stage: seat.actor.worker.name for stage, seat in session.seats.seats.items()},
+        "waits_for": {name: session.idle_cause(name) for name in flow.stages},
+    }
+
+
+def _worker(peer: Peer, now: float) -> dict[str, Plain]:
+    return {
+        "name": peer.name,
+        "attachment": peer.attachment,
+        "device": peer.device,
+        "packages": dict(peer.packages),
+        "ready": all(actor.is_ready for actor in peer.actors.values()),
+        "silent_s": now - peer.heard_at,
+        "stages": [
+            {
+                "pipeline": pipeline,
+                "stage": stage,
+                "ready": actor.is_ready,
+                "failure": actor.failure,
+                "slots": actor.offer.slots,
+                "sessions": len(actor.tenants),
+                "cache_bytes": actor.bytes_used,
+                "cache_bytes_max": actor.offer.cache_bytes_max,
+                "tasks": len(actor.outstanding),
+                "waiting": len(actor.waiting),
+            }
+            for (pipeline, stage), actor in peer.actors.items()
+        ],
+    }
+
+
+def _stream(stats: StreamStats) -> dict[str, Plain]:
+    return {name: dict(value) if isinstance(value, dict) else value for name, value in stats.summary().items()}
+
+
+def _gaps(gaps: Mapping[str, IdleGaps]) -> dict[str, Plain]:
+    return {stage: _plain(one.summary().items()) for stage, one in gaps.items()}
+
+
+def _plain(items: Iterable[tuple[str, Mapping[str, int | float]]]) -> dict[str, Plain]:
+    return {name: dict(values) for name, values in items}

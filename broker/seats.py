@@ -1,0 +1,216 @@
+"""A session's places at the actors: initialized one after the other, and released one after the other.
+
+What the initialization of one stage hands out is given to all later ones. A release is sent at most once if it
+succeeds, tried again a bounded number of times if it doesn't, and a stage that can't be released doesn't keep the
+others from it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from reelwire.messages import (
+    Artifact,
+    Failure,
+    InitializeStage,
+    OpenSession,
+    ReleaseStage,
+    StageFailed,
+    StageInitialized,
+)
+from reelwire.spec import StreamSpec
+
+from .actors import Actor
+from .desk import Desk
+from .peers import Peer
+
+STAGE_EPOCH = 1
+
+SeatState = Literal["kept", "initializing", "live", "releasing", "gone"]
+
+
+@dataclass(slots=True)
+class Seat:
+    """A session's place at one actor; `errands` counts what was sent there and isn't answered."""
+
+    actor: Actor
+    state: SeatState = "kept"
+    attempts: int = 0
+    errands: int = 0
+
+
+class Seats:
+    """All places of one session.
+
+    Args:
+        session: its id.
+        request: what it asked for; its parameters are complete.
+        spec: the dataflow.
+        actors: stage name to actor; each has room.
+
+    Attributes:
+        seats: stage name to place.
+        error: the first error of a release.
+    """
+
+    def __init__(
+        self, session: str, epoch: int, request: OpenSession, spec: StreamSpec, actors: Mapping[str, Actor], desk: Desk
+    ) -> None:
+        """Take a slot at each actor."""
+        self._session = session
+        self._epoch = epoch
+        self._request: OpenSession | None = request
+        self._spec = spec
+        self._desk = desk
+        self._handed = Artifact()
+        self.seats = {stage: Seat(actor) for stage, actor in actors.items()}
+        self.error: Failure | None = None
+        for actor in actors.values():
+            actor.admit(session)
+
+    def actor(self, stage: str) -> Actor:
+        """The actor of a stage."""
+        return self.seats[stage].actor
+
+    def initialize_next(self) -> bool:
+        """Have the next stage initialized; False when all are."""
+        for stage in self._spec.initialize_order:
+            seat = self.seats[stage]
+            if seat.state == "kept":
+                self._initialize(stage, seat)
+                return True
+        self._request, self._handed = None, Artifact()
+        return False
+
+    def initialized(self, message: StageInitialized) -> bool:
+        """A stage has its caches; whether it was waited for."""
+        seat = self.seats[message.stage]
+        if seat.state not in ("initializing", "releasing") or not self._answered(seat):
+            return False
+        seat.actor.resize(self._session, message.cache_bytes)
+        self._desk.freed = True
+        if seat.state == "initializing":
+            seat.state = "live"
+            handed = message.handed
+            self._handed = Artifact(
+                {**self._handed.values, **handed.values}, {**self._handed.tensors, **handed.tensors}
+            )
+        return True
+
+    def not_initialized(self, message: StageFailed) -> bool:
+        """A stage couldn't make its caches; whether it was waited for. It is released like the others."""
+        seat = self.seats[message.stage]
+        if seat.state not in ("initializing", "releasing") or not self._answered(seat):
+            return False
+        if seat.state == "initializing":
+            seat.state = "live"
+        return True
+
+    def release_next(self) -> str | None:
+        """Have the next stage released, unless one is being released; its name, or None when there is none left."""
+        for stage in self._spec.releases():
+            seat = self.seats[stage]
+            if seat.state == "releasing":
+                return stage
+            if seat.state == "kept":
+                self._vacate(seat)
+            elif seat.state != "gone":
+                self._release(stage, seat)
+                return stage
+        return None
+
+    def released(self, stage: str) -> bool:
+        """A stage dropped its caches; whether it was waited for."""
+        seat = self.seats[stage]
+        if seat.state != "releasing":
+            return False
+        self._vacate(seat)
+        return True
+
+    def not_released(self, message: StageFailed) -> bool:
+        """A release raised: try again, or leave it; whether it was waited for."""
+        seat = self.seats[message.stage]
+        if seat.state != "releasing" or not self._answered(seat):
+            return False
+        if self.error is None:
+            self.error = message.failure
+        if seat.attempts < self._desk.config.release_attempts:
+            self._release(message.stage, seat)
+        else:
+            self._desk.counters["releases_failed"] += 1
+            self._desk.log("error", "stage_not_released", session=self._session, stage=message.stage)
+            self._vacate(seat)
+        return True
+
+    def lose(self, worker: Peer) -> None:
+        """A worker is gone with everything that was there."""
+        for seat in self.seats.values():
+            if seat.actor.worker is worker and seat.state != "gone":
+                self._vacate(seat)
+
+    @property
+    def all_gone(self) -> bool:
+        """Whether no actor holds anything of the session."""
+        return all(seat.state == "gone" for seat in self.seats.values())
+
+    def releasing_worker(self) -> Peer | None:
+        """The worker whose answer to a release is waited for."""
+        return next((seat.actor.worker for seat in self.seats.values() if seat.state == "releasing"), None)
+
+    def _initialize(self, stage: str, seat: Seat) -> None:
+        assert self._request is not None, "initialized after all were"
+        request, names = self._request, self._spec.stage(stage).request_tensors
+        seat.state = "initializing"
+        self._send(
+            seat,
+            InitializeStage(
+                session=self._session,
+                pipeline=self._spec.name,
+                stage=stage,
+                epoch=self._epoch,
+                stage_epoch=STAGE_EPOCH,
+                chunks=request.chunks,
+                parameters=request.parameters,
+                tensors={name: request.tensors[name] for name in names if name in request.tensors},
+                handed=self._handed,
+            ),
+        )
+
+    def _release(self, stage: str, seat: Seat) -> None:
+        self._request, self._handed = None, Artifact()
+        seat.state = "releasing"
+        seat.attempts += 1
+        self._send(seat, ReleaseStage(self._session, self._spec.name, stage, self._epoch, STAGE_EPOCH))
+
+    def _send(self, seat: Seat, message: InitializeStage | ReleaseStage) -> None:
+        seat.errands += 1
+        seat.actor.errands += 1
+        self._desk.send(seat.actor.worker, message)
+
+    def _answered(self, seat: Seat) -> bool:
+        if seat.errands == 0:
+            return False
+        seat.errands -= 1
+        seat.actor.errands -= 1
+        return True
+
+    def _vacate(self, seat: Seat) -> None:
+        seat.state = "gone"
+        seat.actor.errands -= seat.errands
+        seat.errands = 0
+        seat.actor.evict(self._session)
+        self._desk.stirred[seat.actor] = None
+        self._desk.freed = True
+        worker = seat.actor.worker
+        if all(other.state == "gone" or other.actor.worker is not worker for other in self.seats.values()):
+            worker.sessions.pop(self._session, None)
+
+    def check(self) -> None:
+        """Assert that the places and the actors agree."""
+        for stage, seat in self.seats.items():
+            assert (seat.state == "gone") == (self._session not in seat.actor.tenants), f"{stage}: place and tenant"
+            assert seat.state == "gone" or not seat.actor.worker.gone, f"{stage}: its worker is gone"
+            assert seat.state != "gone" or seat.errands == 0, f"{stage}: an errand without a place"
+        assert sum(seat.state in ("initializing", "releasing") for seat in self.seats.values()) <= 1, "one at a time"

@@ -1,0 +1,124 @@
+"""When each chunk of a session passed what, and what follows from it. Nothing is kept of a chunk that was committed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from reelwire.messages import ChunkTiming, StageTiming
+from reelwire.spec import StreamSpec
+
+from .stats import IdleGaps, StreamStats
+
+
+@dataclass(slots=True)
+class _Pass:
+    """When one chunk passed one stage, in seconds of the broker's clock."""
+
+    ready_at: float
+    admitted_at: float = 0.0
+    started_at: float = 0.0
+    completed_at: float = 0.0
+
+
+@dataclass(slots=True)
+class _Chunk:
+    """What is known of a chunk before it is committed."""
+
+    anchor_at: float | None = None
+    passes: dict[str, _Pass] = field(default_factory=dict)
+
+
+class Timing:
+    """The clock of one session.
+
+    Args:
+        spec: names the latency anchor and the stages.
+        now: when the session was asked for, in seconds.
+        total: numbers of all sessions of the pipeline, which get everything that this session's get.
+
+    Attributes:
+        stats: numbers of this session.
+        gaps: stage name to its idle time.
+        committed_at: when the last chunk was committed.
+    """
+
+    def __init__(self, spec: StreamSpec, now: float, total: StreamStats) -> None:
+        """Every stage is idle, because the session has no place yet."""
+        self.stats = StreamStats()
+        self.gaps = {stage.name: IdleGaps() for stage in spec.stages}
+        for gaps in self.gaps.values():
+            gaps.turn("placement", now)
+        self.committed_at: float | None = None
+        self._anchor = spec.latency_anchor
+        self._opened_at = now
+        self._ready_at = now
+        self._total = total
+        self._done = 0
+        self._chunks: dict[int, _Chunk] = {}
+
+    def ready(self, now: float) -> None:
+        """All stages are initialized: times of chunks are told from here."""
+        self._ready_at = now
+
+    def entered(self, artifact: str, index: int, now: float) -> None:
+        """An external input of a chunk was accepted; the anchor, or without one the first, starts its clock."""
+        chunk = self._chunk(index)
+        if chunk is not None and chunk.anchor_at is None and self._anchor in (None, artifact):
+            chunk.anchor_at = now
+
+    def offered(self, stage: str, index: int, now: float) -> None:
+        """A stage could run a chunk."""
+        chunk = self._chunk(index)
+        if chunk is not None:
+            chunk.passes.setdefault(stage, _Pass(now))
+
+    def admitted(self, stage: str, index: int, now: float) -> None:
+        """A task was sent to its actor."""
+        if (one := self._pass(stage, index)) is not None:
+            one.admitted_at = one.started_at = now
+
+    def started(self, stage: str, index: int, now: float) -> None:
+        """The actor began it."""
+        if (one := self._pass(stage, index)) is not None:
+            one.started_at = now
+
+    def completed(self, stage: str, index: int, now: float) -> None:
+        """Its result arrived."""
+        if (one := self._pass(stage, index)) is not None:
+            one.completed_at = now
+
+    def committed(self, index: int, changes_at: Iterable[float], now: float) -> ChunkTiming:
+        """A chunk is complete: its times, which also go into the histograms."""
+        chunk = self._chunks.pop(index, _Chunk())
+        self._done = index + 1
+        latency_s = now - (self._ready_at if chunk.anchor_at is None else chunk.anchor_at)
+        period_s = None if self.committed_at is None else now - self.committed_at
+        for stats in (self.stats, self._total):
+            stats.chunks += 1
+            stats.control_to_output.add(latency_s)
+            if period_s is None:
+                stats.first_output.add(now - self._opened_at)
+            else:
+                stats.period.add(period_s)
+            for at in changes_at:
+                stats.change_to_frame.add(now - at)
+        self.committed_at = now
+        stages = {name: self._stage(one) for name, one in chunk.passes.items()}
+        return ChunkTiming(now - self._ready_at, latency_s, period_s, stages)
+
+    def check(self, in_flight_max: int) -> None:
+        """Assert that only chunks on their way are remembered."""
+        assert all(index >= self._done for index in self._chunks), "a committed chunk is remembered"
+        assert len(self._chunks) <= in_flight_max, "more chunks are remembered than can be on their way"
+
+    def _chunk(self, index: int) -> _Chunk | None:
+        return self._chunks.setdefault(index, _Chunk()) if index >= self._done else None
+
+    def _pass(self, stage: str, index: int) -> _Pass | None:
+        chunk = self._chunks.get(index)
+        return None if chunk is None else chunk.passes.get(stage)
+
+    def _stage(self, one: _Pass) -> StageTiming:
+        times = (one.ready_at, one.admitted_at, one.started_at, one.completed_at)
+        return StageTiming(*(at - self._ready_at for at in times))
