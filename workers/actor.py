@@ -71,12 +71,13 @@ class Actor:
         self.dropped: Counter[str] = Counter()
         self.settling = False
         self._seen: dict[str, Epoch] = {}
-        self._announced = 0
+        self._announced = False
+        self._orphaned = False  # the running job is of a lost attachment; numbers can't tell, a new broker counts anew
 
     @property
     def serving(self) -> bool:
         """Whether a job of the broker's runs."""
-        return self.running is not None and self.running.attachment > 0
+        return self.running is not None and self.running.attachment > 0 and not self._orphaned
 
     def build(self) -> list[Action]:
         """Have the weights loaded."""
@@ -99,10 +100,9 @@ class Actor:
     def finished(self, job: Job, reply: Reply, attachment: int) -> list[Action]:
         """The stage's thread has done `job`: tell the broker if it still wants to know, and go on."""
         assert self.running is job, "a thread reported a job that it wasn't given"
-        self.running = None
-        actions: list[Action] = []
-        if job.attachment and job.attachment == attachment and not isinstance(reply, StageReady):
-            actions.append(Send(attachment, reply))
+        answered = job.attachment > 0 and not self._orphaned
+        self.running, self._orphaned = None, False
+        actions: list[Action] = [Send(attachment, reply)] if answered else []
         match job.work:
             case BuildStage():
                 assert isinstance(reply, StageReady), "a worker ends when a build fails"
@@ -112,20 +112,22 @@ class Actor:
             case RunTask():
                 actions += self._ran(job.work, reply)
             case ReleaseStage():
-                self._released(job.work, reply, retried=job.attachment == attachment)
-        self.settling = self.settling and self._leftover(attachment)
+                self._released(job.work, reply, retried=answered)
+        self.settling = self.settling and self._leftover()
         return [*actions, *self._next(), *self.announce(attachment)]
 
     def announce(self, attachment: int) -> list[Action]:
         """Say once per attachment that the stage is ready: weights loaded, nothing left of an earlier attachment."""
-        if attachment == 0 or attachment == self._announced or self.session_bytes is None or self._leftover(attachment):
+        if attachment == 0 or self._announced or self.session_bytes is None or self._leftover():
             return []
-        self._announced = attachment
+        self._announced = True
         return [Send(attachment, StageReady(self.offer.pipeline, self.offer.stage, self.session_bytes))]
 
     def abandon(self) -> list[Action]:
         """The attachment is lost: drop what waits and release every session, without telling anybody."""
         self.waiting = deque(job for job in self.waiting if job.attachment == 0)
+        self._orphaned = self.running is not None
+        self._announced = False
         self._seen.clear()
         on_the_way = [job.work for job in self._jobs()]
         leaving = {(work.session, _epoch(work)) for work in on_the_way if isinstance(work, ReleaseStage)}
@@ -263,14 +265,14 @@ class Actor:
         return any(
             isinstance(job.work, ReleaseStage)
             and (job.work.session, _epoch(job.work), job.attachment) == (session, epoch, attachment)
-            for job in self._jobs()
+            for job in (self.waiting if self._orphaned else self._jobs())
         )
 
     def _jobs(self) -> list[Job]:
         return [*([self.running] if self.running else []), *self.waiting]
 
-    def _leftover(self, attachment: int) -> bool:
-        return any(job.attachment != attachment for job in self._jobs())
+    def _leftover(self) -> bool:
+        return self._orphaned or any(job.attachment == 0 for job in self._jobs())
 
     def _silent_release(self, session: str, epoch: Epoch) -> Job:
         return Job(0, ReleaseStage(session, self.offer.pipeline, self.offer.stage, *epoch))

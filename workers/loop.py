@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.metadata
 import os
 import queue
 import sys
@@ -16,6 +15,7 @@ from typing import assert_never
 import structlog
 import zmq
 
+import reelwire
 from reelwire import wire
 from reelwire.errors import ConfigError, VersionMismatch, WireError
 from reelwire.messages import Goodbye
@@ -75,7 +75,7 @@ class _Loop:
         self._limits = wire.Limits(frame_bytes_max=config.frame_bytes_max)
         self._on_ready = on_ready
         self._log = structlog.get_logger().bind(worker=config.name)
-        self._core = WorkerCore(config, pipeline.spec, importlib.metadata.version("reelwire"), package_versions())
+        self._core = WorkerCore(config, pipeline.spec, reelwire.__version__, package_versions())
         self._reports: queue.SimpleQueue[Finished] = queue.SimpleQueue()
         self._context = zmq.Context()
         self._socket: zmq.Socket[bytes] | None = None

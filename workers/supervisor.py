@@ -263,7 +263,7 @@ class Supervisor:
 
     def _spawn(self, watched: _Watched) -> None:
         if self._stopping:
-            return
+            return self._end(watched)
         child = watched.child
         try:
             process = subprocess.Popen(
@@ -275,18 +275,22 @@ class Supervisor:
                 start_new_session=True,
             )
         except OSError as error:
-            with self._changed:
-                watched.failure, watched.ended = ChildFailed(child.name, _WRONG_USAGE, str(error)), True
-                self._changed.notify_all()
-            return
+            return self._end(watched, ChildFailed(child.name, _WRONG_USAGE, str(error)))
         watched.process, watched.started_at = process, time.monotonic()
         assert process.stdout is not None
         assert process.stderr is not None
         for kind, pipe in (("stdout", process.stdout), ("stderr", process.stderr)):
             os.set_blocking(pipe.fileno(), False)
             watched.buffers[kind] = bytearray()
-            self._selector.register(pipe, selectors.EVENT_READ, lambda kind=kind: self._read(watched, kind))
+            self._selector.register(pipe, selectors.EVENT_READ, lambda kind=kind: self._read(watched, process, kind))
         self._watch_exit(watched, process)
+        return None
+
+    def _end(self, watched: _Watched, failure: ChildFailed | None = None) -> None:
+        with self._changed:
+            watched.process, watched.ready, watched.restart_at = None, None, None
+            watched.failure, watched.ended = failure, True
+            self._changed.notify_all()
 
     def _watch_exit(self, watched: _Watched, process: subprocess.Popen[bytes]) -> None:
         if hasattr(os, "pidfd_open"):
@@ -306,12 +310,12 @@ class Supervisor:
 
         threading.Thread(target=wait, name=f"exit-of-{watched.child.name}", daemon=True).start()
 
-    def _read(self, watched: _Watched, kind: str) -> bool:
+    def _read(self, watched: _Watched, process: subprocess.Popen[bytes], kind: str) -> bool:
         """Forward what has come through a pipe; whether more may come."""
-        process = watched.process
-        assert process is not None
         pipe = process.stdout if kind == "stdout" else process.stderr
         assert pipe is not None
+        if pipe.closed:  # by its process's exit, in this turn
+            return False
         try:
             data = os.read(pipe.fileno(), LINE_BYTES_MAX)
         except BlockingIOError:
@@ -340,7 +344,7 @@ class Supervisor:
 
     def _exited(self, watched: _Watched, process: subprocess.Popen[bytes]) -> None:
         for kind, pipe in (("stdout", process.stdout), ("stderr", process.stderr)):
-            while pipe is not None and not pipe.closed and self._read(watched, kind):
+            while self._read(watched, process, kind):
                 pass
             if pipe is not None and not pipe.closed:  # a grandchild holds the other end
                 self._selector.unregister(pipe)
@@ -348,25 +352,24 @@ class Supervisor:
         if process.stdin is not None:
             process.stdin.close()
         code = process.wait()
-        now = time.monotonic()
-        with self._changed:
-            watched.process, watched.ready = None, None
-            if self._stopping or code == 0:
-                watched.ended = True
-            elif code == _WRONG_USAGE:
-                watched.failure, watched.ended = ChildFailed(watched.child.name, code, watched.last_line), True
-            else:
-                pause = watched.backoff.after(now - watched.started_at)
-                watched.restart_at = now + pause
-                self._forward(watched.child.name, "stderr", f"ended with exit code {code}; starts again in {pause:g} s")
-            self._changed.notify_all()
+        if self._stopping or code == 0:
+            self._end(watched)
+        elif code == _WRONG_USAGE:
+            self._end(watched, ChildFailed(watched.child.name, code, watched.last_line))
+        else:
+            now = time.monotonic()
+            pause = watched.backoff.after(now - watched.started_at)
+            with self._changed:
+                watched.process, watched.ready, watched.restart_at = None, None, now + pause
+            self._forward(watched.child.name, "stderr", f"ended with exit code {code}; starts again in {pause:g} s")
         if self._ranks and not any(each.process for each in self._ranks[0]):
             self._ranks.popleft()
             self._stop_next_rank()
 
     def _begin_stop(self) -> None:
         for watched in self._watched.values():
-            watched.restart_at = None
+            if watched.process is None:
+                self._end(watched, watched.failure)
         running = [each for each in self._watched.values() if each.process is not None]
         for rank in sorted({each.child.stop_rank for each in running}):
             self._ranks.append([each for each in running if each.child.stop_rank == rank])

@@ -165,6 +165,21 @@ def test_streaming_33_an_older_welcome_changes_nothing(rig: Any) -> None:
     assert worker.core.status()["attachment"] == 4
 
 
+def test_streaming_33_a_restarted_broker_may_give_the_same_number(rig: Any, toy: Any) -> None:
+    """It counts from one again; what still runs for the broker before isn't told to it."""
+    worker = rig().ready().live()
+    worker.hear(toy.task(0))
+    worker.hear(Rejected("unknown_peer", "who are you"), attachment=0)
+    worker.sent.clear()
+    worker.welcome(attachment=1)
+    assert [m.stage for m in worker.sent if isinstance(m, StageReady)] == ["show"]
+    worker.sent.clear()
+    worker.finish("draw")
+    assert not worker.sent
+    worker.finish("draw")
+    assert worker.sent == [StageReady("toy", "draw", 500)]
+
+
 def test_streaming_33_while_greeting_nothing_but_hellos_is_sent(rig: Any, toy: Any) -> None:
     """Neither heartbeats nor results of before."""
     worker = rig().ready().live()
