@@ -19,7 +19,7 @@ from .client_loop import LINGER_S, Link, check_endpoint
 from .client_session import ANSWER_TIMEOUT_S, Session
 from .client_values import tensor_refs
 from .errors import BrokerUnreachable, RequestError
-from .messages import Welcome
+from .messages import ClientHello, OpenSession, Welcome
 from .spec import Plain, StreamSpec, check_parameters, check_tensors
 from .tensors import TensorRef
 
@@ -66,6 +66,10 @@ class Client:
         check_endpoint(self.endpoint)
         if not connect_timeout_s > 0:
             raise RequestError("connect_timeout_s", f"{connect_timeout_s!r} is not accepted; accepted: above 0")
+        try:
+            wire.encode(ClientHello(__version__, name), 0)
+        except ValueError:
+            raise RequestError("name", f"{name!r} is not a text") from None
         self._connect_timeout_s = connect_timeout_s
         limits = wire.Limits(frame_bytes_max=frame_bytes_max)
         self._link = Link(ClientCore(__version__, name), self.endpoint, limits)
@@ -135,6 +139,7 @@ class Client:
         complete = check_parameters(spec, _given(spec, prompt, seed, parameters))
         refs = _tensors(spec, image, tensors or {}, welcome.limits.get("image_bytes_max", media.IMAGE_BYTES_MAX))
         key = secrets.token_hex(16)
+        _check_encodable(OpenSession(key, pipeline, length, complete, refs), welcome)
         answer = self._link.call(
             lambda now, call: e.Open(now, call, key, pipeline, length, complete, refs, wait_ready), timeout
         )
@@ -178,6 +183,16 @@ class Client:
                 f"no reelwire broker answered at {self.endpoint} within {self._connect_timeout_s:g} s"
             ) from None
         return cast("Welcome", answer)
+
+
+def _check_encodable(message: OpenSession, welcome: Welcome) -> None:
+    try:
+        header = wire.encode(message, 0)[0]
+    except ValueError as error:
+        raise RequestError("parameters", f"hold a value that can't be sent ({error})") from None
+    most = welcome.limits.get("header_bytes_max", wire.Limits().header_bytes_max)
+    if len(header) > most:
+        raise RequestError("parameters", f"take {len(header)} bytes; accepted: {most}")
 
 
 def _length(spec: StreamSpec, chunks: int | None, frames: int | None, policy: Literal["strict", "truncate"]) -> int:

@@ -18,7 +18,15 @@ from typing import Literal, assert_never
 from . import client_events as e
 from . import messages as m
 from .client_view import RETRY_AFTER_S, SessionView, error_of
-from .errors import BrokerUnreachable, ControlError, OverloadError, ReelwireError, UsageError, VersionMismatch
+from .errors import (
+    BrokerUnreachable,
+    ControlError,
+    OverloadError,
+    ReelwireError,
+    SessionClosed,
+    UsageError,
+    VersionMismatch,
+)
 from .messages import Artifact, Failure
 
 Phase = Literal["idle", "greeting", "attached", "gone"]
@@ -80,9 +88,9 @@ class ClientCore:
                 self._malformed(event)
             case e.OutboxFull():
                 if self.phase == "attached":
-                    self._lose(event.now, "the broker doesn't read what it is sent")
+                    self._lose("the broker doesn't read what it is sent")
             case e.Broken():
-                self._die(event.now, BrokerUnreachable(event.reason))
+                self._die(BrokerUnreachable(event.reason))
             case e.Leave():
                 self._leave(event.now)
             case e.Withdraw():
@@ -124,7 +132,7 @@ class ClientCore:
         elif self.phase == "attached":
             assert self.welcome is not None
             if now >= self._dead_at():
-                self._lose(now, f"the broker hasn't been heard of for {now - self._heard:.1f} s")
+                self._lose(f"the broker hasn't been heard of for {now - self._heard:.1f} s")
             elif now >= self._said + self.welcome.heartbeat_s:
                 self._send(now, m.Heartbeat())
 
@@ -138,7 +146,7 @@ class ClientCore:
         if self.phase == "greeting" and isinstance(message, m.Welcome) and event.attachment > 0:
             self._welcome(now, event.attachment, message)
         elif self.phase == "greeting" and isinstance(message, m.Rejected):
-            self._refused_at_the_door(now, message)
+            self._refused_at_the_door(message)
         elif self.phase != "attached" or not fits:
             self._drop("another attachment")
         else:
@@ -147,7 +155,7 @@ class ClientCore:
 
     def _welcome(self, now: float, attachment: int, welcome: m.Welcome) -> None:
         if not _fits(welcome.version, self._version):
-            self._die(now, VersionMismatch(f"the broker has reelwire {welcome.version}, this client {self._version}"))
+            self._die(VersionMismatch(f"the broker has reelwire {welcome.version}, this client {self._version}"))
             return
         self.phase, self.welcome, self._attachment = "attached", welcome, attachment
         self._heard, self._said, self._busy_until = now, now, 0.0
@@ -155,9 +163,9 @@ class ClientCore:
             self._done(call, value=welcome)
         self._attaching.clear()
 
-    def _refused_at_the_door(self, now: float, message: m.Rejected) -> None:
+    def _refused_at_the_door(self, message: m.Rejected) -> None:
         if message.code == "version":
-            self._die(now, VersionMismatch(message.message))
+            self._die(VersionMismatch(message.message))
             return
         for call in self._attaching:
             text = f"the broker rejects this client ({message.code}): {message.message}"
@@ -167,21 +175,21 @@ class ClientCore:
 
     def _malformed(self, event: e.Malformed) -> None:
         if event.version and self.phase == "greeting":
-            self._die(event.now, VersionMismatch(event.reason))
+            self._die(VersionMismatch(event.reason))
         else:
             self._drop("malformed")
 
-    def _lose(self, now: float, reason: str) -> None:
+    def _lose(self, reason: str) -> None:
         self.phase, self.welcome = "idle", None
         self._act(e.Reconnect())
-        self._end_all(now, Failure("unreachable", reason), BrokerUnreachable(reason))
+        self._end_all(Failure("unreachable", reason), BrokerUnreachable(reason))
 
-    def _die(self, now: float, error: ReelwireError) -> None:
+    def _die(self, error: ReelwireError) -> None:
         if self.phase == "gone":
             return
         self.phase, self.welcome, self._fatal = "gone", None, error
         self._act(e.Stop())
-        self._end_all(now, Failure("unreachable", str(error)), error)
+        self._end_all(Failure("unreachable", str(error)), error)
 
     def _leave(self, now: float) -> None:
         if self.phase == "gone":
@@ -190,13 +198,12 @@ class ClientCore:
             self._send(now, m.Goodbye("closed"))
         self.phase, self.welcome, self._fatal = "gone", None, UsageError("the client was closed")
         self._act(e.Stop())
-        self._end_all(now, None, self._fatal)
+        self._end_all(None, self._fatal)
 
-    def _end_all(self, now: float, failure: Failure | None, error: ReelwireError) -> None:
+    def _end_all(self, failure: Failure | None, error: ReelwireError) -> None:
         for view in list(self.sessions.values()):
-            view.lost = True
             if not view.ended:
-                self._ended(now, view, "closed" if failure is None else "failed", failure)
+                self._ended(view, "closed" if failure is None else "failed", failure)
         self._opening.clear()
         if self.phase == "gone":
             self._attaching.clear()
@@ -211,9 +218,9 @@ class ClientCore:
             case m.Heartbeat(busy_for_s=busy_for_s):
                 self._busy_until = now + busy_for_s if busy_for_s > 0 else 0.0
             case m.Goodbye(reason=reason):
-                self._lose(now, f"the broker left{': ' if reason else ''}{reason}")
+                self._lose(f"the broker left{': ' if reason else ''}{reason}")
             case m.Rejected():
-                self._lose(now, f"the broker dropped this client ({message.code}): {message.message}")
+                self._lose(f"the broker dropped this client ({message.code}): {message.message}")
             case m.Welcome():  # again, over the same attachment: there are other pipelines now
                 self.welcome = message
             case m.SessionOpened():
@@ -278,7 +285,7 @@ class ClientCore:
             case m.Chunk():
                 self._chunk(now, view, message)
             case m.SessionEnded():
-                self._ended(now, view, message.state, message.failure)
+                self._ended(view, message.state, message.failure)
                 self._act(e.Changed())
             case _:
                 assert_never(message)
@@ -291,7 +298,7 @@ class ClientCore:
         if message.code != "duplicate":
             view.submitted.pop(message.index, None)
         if call is not None:
-            self._done(call, error=ControlError(message.code, message.message, message.expected))
+            self._done(call, error=_control_error(message))
 
     def _chunk(self, now: float, view: SessionView, chunk: m.Chunk) -> None:
         if chunk.index != view.have or view.have == view.chunks:
@@ -306,7 +313,7 @@ class ClientCore:
             self._ack(now, view, view.have)
         self._act(e.Changed())
 
-    def _ended(self, now: float, view: SessionView, state: str, failure: Failure | None) -> None:
+    def _ended(self, view: SessionView, state: str, failure: Failure | None) -> None:
         view.ended, view.state, view.failure = True, state, failure
         for _, call, _ in view.parked:
             self._done(call, error=view.error())
@@ -322,12 +329,7 @@ class ClientCore:
             view.forgotten = True
             self._done(view.open_call, error=view.error())
         if view.forgotten:
-            self._forget(now, view)
-
-    def _forget(self, now: float, view: SessionView) -> None:
-        if not view.lost:
-            self._ack(now, view, view.have)
-        del self.sessions[view.id]
+            del self.sessions[view.id]
 
     # --- what the application asks -------------------------------------------------------------------------------------
 
@@ -374,7 +376,7 @@ class ClientCore:
             case e.Forget():
                 view.forgotten = True
                 if view.ended:
-                    self._forget(event.now, view)
+                    del self.sessions[view.id]
                 else:
                     self._end(event.now, view, "cancel")
             case _:
@@ -388,8 +390,7 @@ class ClientCore:
         elif index is None:
             refused, view.slot_refused = view.slot_refused, None
             self._send(event.now, m.SubmitControl(view.id, None, event.control))
-            error = None if refused is None else ControlError(refused.code, refused.message, refused.expected)
-            self._done(event.call, error=error)
+            self._done(event.call, error=None if refused is None else _control_error(refused))
         elif view.control_limit <= index < view.chunks:
             view.parked.append((index, event.call, event.control))
         else:
@@ -408,7 +409,7 @@ class ClientCore:
         self._send(now, m.SubmitControl(view.id, index, control))
 
     def _take(self, now: float, view: SessionView) -> None:
-        if not view.lost:
+        if not view.ended:  # an ended session is acknowledged, or was dropped
             self._ack(now, view, view.taken)
         if not view.waiting:
             return
@@ -464,6 +465,12 @@ class ClientCore:
 
     def _drop(self, reason: str) -> None:
         self.dropped[reason] = self.dropped.get(reason, 0) + 1
+
+
+def _control_error(refused: m.ControlRefused) -> ReelwireError:
+    if refused.code == "ended":
+        return SessionClosed(refused.message)
+    return ControlError(refused.code, refused.message, refused.expected)
 
 
 def _fits(theirs: str, ours: str) -> bool:

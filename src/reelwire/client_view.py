@@ -35,7 +35,6 @@ class SessionView:
         ending: how the application ended it.
         ended: nothing comes any more, except what waits in `waiting`.
         failure: why it ended, if not as asked.
-        lost: it ended because the connection did; nothing is said about it any more.
         forgotten: the application has dropped it.
         waiting: chunks that came and weren't taken, with their times.
         parked: controls that wait for their grant: index, call, content.
@@ -62,7 +61,6 @@ class SessionView:
     ending: m.EndMode | None = None
     ended: bool = False
     failure: Failure | None = None
-    lost: bool = False
     forgotten: bool = False
     waiting: deque[Delivery] = field(default_factory=deque)
     parked: list[tuple[int, int, Artifact]] = field(default_factory=list)
