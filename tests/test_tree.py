@@ -19,6 +19,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "src" / "reelwire"
+DIAGRAM = ("<!-- printed by reelwire.broker.transitions.mermaid() -->\n```mermaid\n", "```")
 LINKED = ("broker", "workers", "pipeline", "kernels")
 SKIPPED = {".venv", ".git", "build", "dist", "__pycache__", ".hypothesis", "node_modules"}
 
@@ -226,7 +227,9 @@ def test_zmq_is_imported_only_by_the_loops_and_the_client() -> None:
         f"{name}:{line}"
         for path, name in product()
         for package, line in outside(path, name)
-        if package in ZMQ and place(name) != "client" and name.split(".")[-1] not in ZMQ_FILES.get(place(name), set())
+        if package in ZMQ
+        and place(name) not in SDK_ZMQ_FILES
+        and name.split(".")[-1] not in ZMQ_FILES.get(place(name), set())
     ]
     assert not wrong, wrong
 
@@ -352,6 +355,16 @@ def test_the_face_starts_without_torch() -> None:
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == "[]"
+
+
+def test_the_diagram_in_the_docs_is_printed_from_the_table() -> None:
+    """ARCHITECTURE.md shows the states of a session as the broker has them."""
+    from reelwire.broker.transitions import mermaid
+
+    text = (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8")
+    start, end = DIAGRAM
+    assert start in text
+    assert text.split(start)[1].split(end)[0] == mermaid()
 
 
 def test_tests_have_no_init_files() -> None:

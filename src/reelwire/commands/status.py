@@ -40,8 +40,7 @@ def print_state(endpoint: str, state: Mapping[str, Any]) -> None:
         for worker in state["workers"]
         for stage in worker["stages"]
     ]
-    columns = ("worker", "device", "stage", "state", "sessions", "caches", "tasks", "waiting")
-    print_table("Workers", columns, stages)
+    print_table("Workers", ("worker", "device", "stage", "state", "sessions", "caches", "tasks", "waiting"), stages)
     pipelines = [
         [name, row["workers"], row["sessions"], row["waiting"], row["unserved_stage"] or "-"]
         for name, row in state["pipelines"].items()
@@ -59,8 +58,7 @@ def print_state(endpoint: str, state: Mapping[str, Any]) -> None:
         ]
         for row in state["sessions"]
     ]
-    columns = ("session", "pipeline", "state", "made", "acknowledged", "worker", "waits for")
-    print_table("Sessions", columns, sessions)
+    print_table("Sessions", ("session", "pipeline", "state", "made", "acknowledged", "worker", "waits for"), sessions)
     if state["counters"]:
         print_table("Counters since the start", ("what", "count"), state["counters"].items())
 
