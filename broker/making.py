@@ -128,7 +128,7 @@ class Making(ABC):
         expected = self.flow.next_control_index
         code = self.flow.refusal(event.index)
         if code is None:
-            self._accept(Snapshot(Applied("explicit", control)))
+            self._accept(Snapshot(Applied("explicit", control)), by_index=True)
             return
         text = f"control {event.index} of {self.chunks}: {_REFUSALS[code]}; expected: {expected}"
         self._refuse_control(event.index, ControlError(code, text, expected))
@@ -152,7 +152,7 @@ class Making(ABC):
             event.index, ControlError("ended", f"the session takes no more controls: it is {self.state}")
         )
 
-    def _accept(self, snapshot: Snapshot) -> None:
+    def _accept(self, snapshot: Snapshot, *, by_index: bool = False) -> None:
         now = self.desk.now
         before = self.flow.next_condition_index
         index = self.flow.submit(snapshot.applied.control)
@@ -163,7 +163,7 @@ class Making(ABC):
         self.controls.active_at = now
         self.state = "running"
         if snapshot.applied.source == "explicit":
-            self._tell(ControlAccepted(self.id, index))
+            self._tell(ControlAccepted(self.id, index, by_index))
         self._stir()
 
     def _refuse_control(self, index: int | None, error: ControlError) -> None:

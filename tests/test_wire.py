@@ -43,6 +43,16 @@ EXAMPLES: list[tuple[m.Message, wire.Direction[Any]]] = [
 ]  # fmt: skip
 
 
+def packed(value: Any) -> bytes:
+    data = msgpack.packb(value)
+    assert data is not None
+    return data
+
+
+def header(*parts: Any) -> list[bytes]:
+    return [packed(list(parts))]
+
+
 def frames_of(message: m.Message) -> list[bytes]:
     return [bytes(frame) for frame in wire.encode(message, 7)]
 
@@ -115,7 +125,7 @@ def test_streaming_34_values_of_another_type_are_a_wire_error_and_nothing_else(
     for _ in range(400):
         tree = msgpack.unpackb(first)
         replace_somewhere(tree, copy.deepcopy(rng.choice(strange)), rng)
-        survives([msgpack.packb(tree), *rest], direction)
+        survives([packed(tree), *rest], direction)
 
 
 def replace_somewhere(tree: Any, value: Any, rng: random.Random) -> None:
@@ -141,11 +151,11 @@ for _ in range(600):
 )
 @example([b"GET / HTTP/1.1\r\n"], wire.TO_BROKER)
 @example([], wire.TO_CLIENT)
-@example([msgpack.packb(deep)], wire.TO_BROKER)
-@example([msgpack.packb(["reelwire", deep, 0, "Ack", []])], wire.TO_BROKER)
-@example([msgpack.packb(["reelwire", 1, deep, "Ack", []])], wire.TO_BROKER)
-@example([msgpack.packb(["reelwire", 1, 0, deep, []])], wire.TO_BROKER)
-@example([msgpack.packb(["reelwire", 1, 0, "Ack", deep])], wire.TO_BROKER)
+@example([packed(deep)], wire.TO_BROKER)
+@example(header("reelwire", deep, 0, "Ack", []), wire.TO_BROKER)
+@example(header("reelwire", 1, deep, "Ack", []), wire.TO_BROKER)
+@example(header("reelwire", 1, 0, deep, []), wire.TO_BROKER)
+@example(header("reelwire", 1, 0, "Ack", deep), wire.TO_BROKER)
 @example([b"\x91" * 100_000], wire.TO_BROKER)
 def test_streaming_34_random_bytes_are_a_wire_error_and_nothing_else(
     frames: list[bytes], direction: wire.Direction[Any]
@@ -178,11 +188,7 @@ def test_streaming_34_a_body_of_random_values_is_a_wire_error_and_nothing_else(
 ) -> None:
     """A header in order with any msgpack for a body: decoding raises its own errors only."""
     direction, name = where
-    survives([msgpack.packb([wire.MAGIC, wire.PROTOCOL, 3, name, body])], direction)
-
-
-def header(*parts: Any) -> list[bytes]:
-    return [msgpack.packb(list(parts))]
+    survives(header(wire.MAGIC, wire.PROTOCOL, 3, name, body), direction)
 
 
 @pytest.mark.parametrize(
@@ -191,7 +197,7 @@ def header(*parts: Any) -> list[bytes]:
         ([], "message without a frame"),
         ([b""], "header is not msgpack"),
         ([b"\xc1"], "header is not msgpack"),
-        ([msgpack.packb(1)], "header is not one of reelwire"),
+        ([packed(1)], "header is not one of reelwire"),
         (header("reelwire"), "header is not one of reelwire"),
         (header("other", 1, 0, "Ack", ["s", 1]), "header is not one of reelwire"),
         (header("reelwire", "1", 0, "Ack", ["s", 1]), "the protocol's version is not a number"),

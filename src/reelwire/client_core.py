@@ -277,7 +277,7 @@ class ClientCore:
                 self._send_granted(now, view)
                 self._act(e.Changed())
             case m.ControlAccepted():
-                call = view.answered(message.index)
+                call = view.answered(message.index) if message.by_index else None
                 if call is not None:
                     self._done(call, value=message.index)
             case m.ControlRefused():

@@ -184,10 +184,14 @@ class SessionChanged:
 
 @dataclass(frozen=True, slots=True)
 class ControlAccepted:
-    """The control for chunk `index` is taken and will be applied to it, or the session ends."""
+    """The control for chunk `index` is taken and will be applied to it, or the session ends.
+
+    `by_index`: it was submitted for that index; otherwise it waited in the pending slot, and this is where it went.
+    """
 
     session: str
     index: int
+    by_index: bool = True
 
 
 @dataclass(frozen=True, slots=True)
