@@ -1,0 +1,188 @@
+"""The one thread that holds the broker's socket and its clock. It decides nothing.
+
+It sleeps in one poll until a message or a signal arrives or the core wants to be woken; nothing here is looked at by
+turns.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import assert_never
+
+import structlog
+import zmq
+
+import reelwire
+from reelwire import wire
+from reelwire.errors import ConfigError, VersionMismatch, WireError
+
+from .actions import Action, Forget, Log, Send, Stop
+from .config import BrokerConfig
+from .core import BrokerCore
+from .endpoint import IN_USE, claimed
+from .events import Event, Malformed, OutboxFull, Received, ShutdownRequested, TurnEnded, Unreachable
+from .outbox import Outboxes, Sent
+from .wake import Wake
+
+SEND_QUEUE_MESSAGES_MAX = 256
+"""Messages that the socket itself keeps per connection; what doesn't fit waits in our own, bounded, outbox."""
+
+
+def run(config: BrokerConfig, on_ready: Callable[[str], None]) -> int:
+    """Serve until asked to stop; on the main thread, SIGTERM and SIGINT ask, and a second one ends it now.
+
+    Args:
+        config: the settings.
+        on_ready: called once with the endpoint that clients and workers connect to.
+
+    Returns:
+        The exit code, 0.
+
+    Raises:
+        ConfigError: the endpoint can't be bound, may not be, or another broker has it.
+    """
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(claimed(config.listen, insecure=config.insecure))
+        loop = stack.enter_context(contextlib.closing(Loop(config)))
+        stack.enter_context(loop.wake.signals())
+        on_ready(loop.endpoint)
+        loop.serve()
+    return 0
+
+
+class Loop:
+    """A bound socket and the core behind it.
+
+    Args:
+        config: the settings; the endpoint is claimed.
+
+    Attributes:
+        endpoint: where to connect to.
+        wake: asks for the end, from any thread.
+
+    Raises:
+        ConfigError: the endpoint can't be bound.
+    """
+
+    def __init__(self, config: BrokerConfig) -> None:
+        """Bind."""
+        self._config = config
+        self._core = BrokerCore(config, reelwire.__version__)
+        self._limits = wire.Limits(config.frame_bytes_max, config.header_bytes_max)
+        self._log = structlog.get_logger()
+        self._context = zmq.Context()
+        self._socket = _bound(self._context, config)
+        self.wake = Wake()
+        self._poller = zmq.Poller()
+        self._poller.register(self._socket, zmq.POLLIN)
+        self._poller.register(self.wake.fileno(), zmq.POLLIN)
+        self._outboxes = Outboxes(self._try_send, config.outbox_bytes_max, config.outbox_messages_max)
+        self._pending: deque[Event] = deque()
+        self._serving = True
+        self._awake_at = time.monotonic()
+        self._backlog_until = 0.0
+        self.endpoint = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
+
+    def serve(self) -> None:
+        """Turn after turn, until the core stops."""
+        while self._serving:
+            self._wait()
+            for _ in range(self.wake.clear()):
+                self._handle(ShutdownRequested(time.monotonic()))
+            drained = self._receive()
+            for route in self._outboxes.retry(self._outboxes.blocked):
+                self._handle(Unreachable(time.monotonic(), route))
+            self._handle(TurnEnded(time.monotonic(), drained and time.monotonic() >= self._backlog_until))
+
+    def close(self) -> None:
+        """Let the last messages leave, within `linger_s`, and close everything."""
+        self._socket.close(linger=int(self._config.linger_s * 1000))
+        self._context.term()
+        self.wake.close()
+
+    def _wait(self) -> None:
+        wake_at = self._core.wake_at
+        if wake_at is not None:
+            wake_at = max(wake_at, self._backlog_until)
+        # Up to the next millisecond: rounded down, it would spin until the deadline.
+        timeout_ms = None if wake_at is None else int(max(0.0, wake_at - time.monotonic()) * 1000) + 1
+        self._poller.poll(timeout_ms)
+        now = time.monotonic()
+        if now > max(self._awake_at, wake_at or now) + self._config.heartbeat_s:
+            # This process stood still, the thread that fills the socket's queue with it: what peers said meanwhile needs
+            # a moment to get here, and until then nobody may be called silent.
+            self._backlog_until = now + self._config.heartbeat_s
+        self._awake_at = now
+
+    def _receive(self) -> bool:
+        """Hand in what has arrived, up to a bound; whether that was all."""
+        for _ in range(self._config.turn_messages_max):
+            try:
+                route, *frames = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
+            except zmq.Again:
+                return True
+            now, name = time.monotonic(), route.bytes
+            nbytes = sum(len(frame) for frame in frames)
+            try:
+                envelope = wire.decode([frame.buffer for frame in frames], wire.TO_BROKER, self._limits)
+            except VersionMismatch as error:
+                self._handle(Malformed(now, name, "version", str(error)))
+            except WireError as error:
+                self._handle(Malformed(now, name, "malformed", str(error)))
+            else:
+                entropy = os.urandom(16)
+                self._handle(Received(now, name, envelope.attachment, envelope.message, nbytes, entropy))
+        return False
+
+    def _handle(self, event: Event) -> None:
+        self._pending.append(event)
+        while self._pending:
+            for action in self._core.handle(self._pending.popleft()):
+                self._perform(action)
+
+    def _perform(self, action: Action) -> None:
+        match action:
+            case Send(route=route):
+                sent = self._outboxes.send(route, wire.encode(action.message, action.attachment))
+                if sent != "ok":
+                    failed = Unreachable if sent == "unreachable" else OutboxFull
+                    self._pending.append(failed(time.monotonic(), route))
+            case Forget(route=route):
+                self._outboxes.forget(route)
+            case Log():
+                getattr(self._log, action.level)(action.event, **action.fields)
+            case Stop():
+                self._serving = False
+            case _:
+                assert_never(action)
+
+    def _try_send(self, route: bytes, frames: Sequence[wire.Buffer]) -> Sent:
+        try:
+            self._socket.send_multipart([route, *frames], zmq.NOBLOCK, copy=False)
+        except zmq.Again:
+            return "blocked"
+        except zmq.ZMQError as error:
+            if error.errno != zmq.EHOSTUNREACH:
+                raise
+            return "unreachable"
+        return "sent"
+
+
+def _bound(context: zmq.Context[zmq.Socket[bytes]], config: BrokerConfig) -> zmq.Socket[bytes]:
+    socket: zmq.Socket[bytes] = context.socket(zmq.ROUTER)
+    socket.router_mandatory = True
+    socket.sndhwm = SEND_QUEUE_MESSAGES_MAX
+    # A frame somewhat too large is told so; one that is far too large costs its sender the connection.
+    socket.maxmsgsize = 2 * config.frame_bytes_max
+    socket.ipv6 = "[" in config.listen
+    try:
+        socket.bind(config.listen)
+    except zmq.ZMQError as error:
+        context.destroy(linger=0)
+        reason = IN_USE if error.errno == zmq.EADDRINUSE else f"can't be bound ({error.strerror})"
+        raise ConfigError("listen", f"{config.listen!r} {reason}") from error
+    return socket
