@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -48,7 +49,8 @@ def run(config: BrokerConfig, on_ready: Callable[[str], None]) -> int:
     with contextlib.ExitStack() as stack:
         stack.enter_context(claimed(config.listen, insecure=config.insecure))
         loop = stack.enter_context(contextlib.closing(Loop(config)))
-        stack.enter_context(loop.wake.signals())
+        if threading.current_thread() is threading.main_thread():
+            stack.enter_context(loop.wake.signals())
         on_ready(loop.endpoint)
         loop.serve()
     return 0

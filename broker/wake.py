@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import threading
 from collections.abc import Iterator
 from types import FrameType
 
@@ -41,10 +40,7 @@ class Wake:
 
     @contextlib.contextmanager
     def signals(self) -> Iterator[None]:
-        """Let SIGTERM and SIGINT ask, on the main thread; elsewhere there is nothing to do."""
-        if threading.current_thread() is not threading.main_thread():
-            yield
-            return
+        """Let SIGTERM and SIGINT ask; only on the main thread."""
 
         def asked(_number: int, _frame: FrameType | None) -> None:
             self.set()
