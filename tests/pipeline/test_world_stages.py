@@ -1,0 +1,230 @@
+"""Whole sessions through the three stages of the tiny model, in this process."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from reelwire.pipeline.stage import Stage
+from reelwire.pipeline.world.config import WorldConfig, tiny
+from reelwire.pipeline.world.pipeline import WorldPipeline
+from reelwire.spec import RequestError
+
+CHUNKS = 3
+ORDER = ("encode", "decode", "denoise")
+KEYS = (["w"], ["l", "w"], ["a"])
+Stages = dict[str, Stage]
+Run = list[dict[str, Any]]
+
+
+def small(config: WorldConfig) -> WorldConfig:
+    return replace(config, area=32 * 48)
+
+
+def built(config: WorldConfig) -> Stages:
+    pipeline = WorldPipeline.of(config)
+    return {name: pipeline.build(name, "cpu") for name in ORDER}
+
+
+@pytest.fixture(scope="module")
+def stages() -> Stages:
+    return built(small(tiny()))
+
+
+@pytest.fixture(scope="module")
+def single() -> Stages:
+    """Chunks of one latent frame, and action control."""
+    return built(small(tiny(1, "act")))
+
+
+def request_of(**given: Any) -> dict[str, Any]:
+    picture = torch.randint(0, 256, (30, 50, 3), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
+    return {"prompt": "a stone bridge", "image": picture, "seed": 7, **given}
+
+
+def opened(stages: Stages, session: str, chunks: int = CHUNKS, **given: Any) -> dict[str, Any]:
+    handed: dict[str, Any] = {}
+    for name in ORDER:
+        handed.update(stages[name].initialize(session, chunks, request_of(**given), handed).handed)
+    return handed
+
+
+def chunk_of(stages: Stages, session: str, index: int, control: dict[str, Any], chunks: int = CHUNKS) -> dict[str, Any]:
+    """Everything that one chunk gives, facts included."""
+    artifacts: dict[str, Any] = {"encode_request": {}, "control": control}
+    facts: dict[str, Any] = {}
+    for name in ("encode", "denoise", "decode"):
+        result = stages[name].run(session, index, artifacts, is_first=index == 0, is_last=index == chunks - 1)
+        artifacts.update(result.outputs)
+        facts.update(result.facts)
+    return {**{name: artifacts[name][name] for name in ("condition", "latent", "frames")}, "facts": facts}
+
+
+def released(stages: Stages, session: str) -> None:
+    for name in ("decode", "denoise", "encode"):
+        stages[name].release(session)
+
+
+def ran(stages: Stages, session: str, controls: Iterator[dict[str, Any]] | None = None, **given: Any) -> Run:
+    opened(stages, session, **given)
+    steps = [{"keys": keys, "reset_pose": False} for keys in KEYS] if controls is None else list(controls)
+    try:
+        return [chunk_of(stages, session, index, control) for index, control in enumerate(steps)]
+    finally:
+        released(stages, session)
+
+
+def same(left: Run, right: Run) -> bool:
+    return all(torch.equal(a["frames"], b["frames"]) for a, b in zip(left, right, strict=True))
+
+
+@pytest.mark.parametrize("fixture", ["stages", "single"])
+def test_a_session_gives_frames_chunk_by_chunk(fixture: str, request: pytest.FixtureRequest) -> None:
+    """The first chunk has 1 + 4(n-1) frames and each later one 4n, uint8, at the size that the image's shape gives."""
+    run = ran(request.getfixturevalue(fixture), "a")
+    chunk = 3 if fixture == "stages" else 1
+    assert [len(made["frames"]) for made in run] == [1 + 4 * (chunk - 1), 4 * chunk, 4 * chunk]
+    for made in run:
+        assert made["frames"].dtype == torch.uint8
+        assert made["frames"].shape[1:] == (16, 48, 3)
+        assert made["condition"].shape == (1, 20, chunk, 2, 6)
+        assert made["latent"].shape == (1, 16, chunk, 2, 6)
+        assert all(tensor.device.type == "cpu" for tensor in made.values() if isinstance(tensor, Tensor))
+
+
+def test_frames_are_pictures(stages: Stages) -> None:
+    """Frames of the tiny model are neither flat nor saturated, and they move without flickering."""
+    frames = torch.cat([made["frames"] for made in ran(stages, "a")[1:]]).float()
+    assert 10 < float(frames.std()) < 100
+    assert float(((frames == 0) | (frames == 255)).float().mean()) < 0.2
+    assert 0 < float((frames[1:] - frames[:-1]).abs().mean()) < 25
+
+
+def test_a_session_is_a_function_of_its_request(stages: Stages) -> None:
+    """The same request and controls give the same bytes; another seed, prompt, image or key gives others."""
+    base = ran(stages, "a")
+    assert same(base, ran(stages, "b"))
+    assert not same(base, ran(stages, "a", seed=8))
+    assert not same(base, ran(stages, "a", prompt="a wooden bridge"))
+    assert not same(base, ran(stages, "a", image=torch.zeros(30, 50, 3, dtype=torch.uint8)))
+    assert not same(base, ran(stages, "a", iter([{"keys": ["s"]}] * CHUNKS)))
+
+
+def test_stages_built_twice_agree(stages: Stages) -> None:
+    """Weights come from a seed: a model that is built again gives the same bytes."""
+    assert same(ran(stages, "a"), ran(built(small(tiny())), "a"))
+
+
+def test_a_session_does_not_notice_its_neighbours(stages: Stages) -> None:
+    """Two sessions whose chunks take turns at every stage give the bytes that each gives alone."""
+    alone = {"a": ran(stages, "a"), "b": ran(stages, "b", seed=9, window=6)}
+    opened(stages, "a")
+    opened(stages, "b", seed=9, window=6)
+    try:
+        for index, keys in enumerate(KEYS):
+            for session in ("b", "a"):
+                made = chunk_of(stages, session, index, {"keys": keys, "reset_pose": False})
+                for name in ("condition", "latent", "frames"):
+                    assert torch.equal(made[name], alone[session][index][name])
+    finally:
+        released(stages, "a")
+        released(stages, "b")
+
+
+def test_a_released_session_leaves_nothing(stages: Stages) -> None:
+    """After its release a session is unknown and its name is free; releasing it again, or a stranger, does nothing."""
+    opened(stages, "a")
+    with pytest.raises(ValueError, match="initialized here already"):
+        opened(stages, "a")
+    released(stages, "a")
+    released(stages, "a")
+    for name in ORDER:
+        with pytest.raises(KeyError, match="isn't initialized here"):
+            stages[name].run("a", 0, {}, is_first=True, is_last=False)
+    opened(stages, "a")
+    released(stages, "a")
+
+
+def test_the_pose_at_the_end_of_a_chunk_is_a_fact(stages: Stages) -> None:
+    """Keys move the pose; explicit poses are reported but don't move it; `reset_pose` goes back to the start."""
+    there = torch.eye(4).repeat(3, 1, 1)
+    there[:, 0, 3] = torch.tensor([0.1, 0.2, 0.3])
+    run = ran(stages, "a", iter([{"keys": ["w"]}, {"poses": there}, {"keys": ["w"], "reset_pose": True}]))
+    first, explicit, again = (torch.tensor(made["facts"]["pose"], dtype=torch.float64) for made in run)
+    assert first[2, 3] == pytest.approx(8 * 0.05, abs=1e-4)
+    assert torch.equal(explicit, there[-1].double())
+    assert torch.equal(again, first)
+
+
+def test_a_bad_control_is_refused(stages: Stages) -> None:
+    """A control of the wrong shape raises with its field, and the chunk can still be made with a good one."""
+    expected = ran(stages, "a")[0]
+    opened(stages, "a")
+    try:
+        with pytest.raises(RequestError, match="poses"):
+            chunk_of(stages, "a", 0, {"poses": torch.eye(4)})
+        condition = {"condition": {"condition": expected["condition"]}, "control": {"keys": ["w"]}}
+        with pytest.raises(RuntimeError, match="chunk 0 is due"):
+            stages["denoise"].run("a", 1, condition, is_first=False, is_last=False)
+        made = stages["denoise"].run("a", 0, condition, is_first=True, is_last=False)
+        assert torch.equal(made.outputs["latent"]["latent"], expected["latent"])
+    finally:
+        released(stages, "a")
+
+
+@pytest.mark.parametrize(
+    ("given", "field"),
+    [
+        ({"prompt": "  "}, "prompt"),
+        ({"image": None}, "image"),
+        ({"image": torch.zeros(30, 50, dtype=torch.uint8)}, "image"),
+        ({"image": torch.zeros(1, 5000, 3, dtype=torch.uint8)}, "image"),
+        ({"seed": -1}, "seed"),
+        ({"area": 100}, "area"),
+        ({"window": 4}, "window"),
+        ({"attention": 2}, "attention"),
+        ({"shift": 0}, "shift"),
+        ({"dtype": "float16"}, "dtype"),
+        ({"steps": 4}, "steps"),
+        ({"intrinsics": torch.zeros(4)}, "intrinsics"),
+        ({"calibration_width": 640}, "intrinsics_size"),
+        ({"chunks": 400}, "chunks"),
+    ],
+)
+def test_encode_refuses_what_no_stage_can_serve(stages: Stages, given: dict[str, Any], field: str) -> None:
+    """The first stage checks the whole request, names the field, and keeps nothing of the session."""
+    chunks = given.pop("chunks", CHUNKS)
+    with pytest.raises(RequestError) as refused:
+        stages["encode"].initialize("bad", chunks, request_of(**given), {})
+    assert refused.value.field == field
+    with pytest.raises(KeyError):
+        stages["encode"].run("bad", 0, {}, is_first=True, is_last=False)
+
+
+def test_parameters_reach_the_model(stages: Stages) -> None:
+    """Window, shift, dtype, intrinsics and area each change the frames."""
+    base = ran(stages, "a", window=-1, sink=0)
+    assert not same(base, ran(stages, "a", window=3, sink=0))
+    assert same(base, ran(stages, "a", window=9, sink=0))
+    assert not same(base, ran(stages, "a", shift=5.0))
+    assert not same(base, ran(stages, "a", dtype="bfloat16"))
+    assert not same(base, ran(stages, "a", intrinsics=torch.tensor([300.0, 300.0, 416.0, 240.0])))
+    assert ran(stages, "a", area=48 * 64)[0]["frames"].shape[1:] == (32, 64, 3)
+
+
+def test_memory_is_known_at_initialization(stages: Stages) -> None:
+    """Each stage says what a session holds, and what one may hold at most before its request is known."""
+    handed: dict[str, Any] = {}
+    for name in ORDER:
+        initialized = stages[name].initialize("a", CHUNKS, request_of(), handed)
+        handed.update(initialized.handed)
+        assert 0 < initialized.cache_bytes <= stages[name].session_bytes
+    assert handed["prompt_embeds"].shape == (1, 64, 64)
+    assert (handed["height"], handed["width"]) == (16, 48)
+    assert (handed["image_height"], handed["image_width"]) == (30, 50)
+    released(stages, "a")
