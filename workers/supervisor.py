@@ -102,7 +102,7 @@ class Backoff:
 
 @dataclass(slots=True)
 class _Watched:
-    """A child and what is known about it; touched by the supervisor's thread only, but for `outcome` and `pid`."""
+    """A child and what is known about it; written by the supervisor's thread only."""
 
     child: Child
     backoff: Backoff

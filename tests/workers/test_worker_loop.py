@@ -65,11 +65,10 @@ class FakeBroker:
         until = time.monotonic() + limit_s
         while True:
             message = self.receive(max(0.0, until - time.monotonic()))
-            if isinstance(message, Heartbeat) and kind is not Heartbeat:
-                self.heartbeats.append(message)
-                continue
-            assert isinstance(message, kind), message
-            return message
+            if isinstance(message, kind):
+                return message
+            assert isinstance(message, Heartbeat), message
+            self.heartbeats.append(message)
 
     def say(self, message: Any, attachment: int = 1) -> None:
         """To whoever spoke last."""
