@@ -182,9 +182,9 @@ class VaeDecoder(_Half):
 
 def vae_network(config: VaeConfig) -> Any:
     """An `AutoencoderKLWan` of diffusers of these sizes, with the library's own initial weights."""
-    import diffusers
+    from diffusers.models.autoencoders.autoencoder_kl_wan import AutoencoderKLWan
 
-    network: Any = diffusers.AutoencoderKLWan  # its constructor carries no types
+    network: Any = AutoencoderKLWan  # its constructor carries no types
     return network(
         base_dim=config.dim,
         z_dim=config.z_dim,

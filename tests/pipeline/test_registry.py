@@ -58,12 +58,13 @@ def test_a_pipeline_from_a_file(tmp_path: Path) -> None:
         encoding="utf-8",
     )
     assert registry.load(f"{path}:make", {"which": "pipeline"}).spec.name == "ripple"
-    for name, options, reason in (
+    cases: tuple[tuple[str, dict[str, str], str], ...] = (
         ("make", {}, "doesn't take these options"),
         ("number", {}, "is a int"),
         ("wrong", {}, "gives a int"),
         ("nothing", {}, "has no 'nothing'; it has: make"),
-    ):
+    )
+    for name, options, reason in cases:
         with pytest.raises(RequestError, match=reason):
             registry.load(f"{path}:{name}", options)
 

@@ -40,7 +40,7 @@ def test_a_parameter_depends_on_its_name_alone() -> None:
     whole, part = layers(), nn.Sequential(nn.Conv3d(4, 6, 3))
     fill_seeded(whole, 1, by_fan_in)
     fill_seeded(part, 1, by_fan_in)
-    assert torch.equal(whole[0].weight, part[0].weight)
+    assert torch.equal(whole.state_dict()["0.weight"], part.state_dict()["0.weight"])
 
 
 def test_smooth_weights_blur_and_do_not_tint() -> None:

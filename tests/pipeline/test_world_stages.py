@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -70,9 +70,9 @@ def released(stages: Stages, session: str) -> None:
         stages[name].release(session)
 
 
-def ran(stages: Stages, session: str, controls: Iterator[dict[str, Any]] | None = None, **given: Any) -> Run:
+def ran(stages: Stages, session: str, controls: Sequence[dict[str, Any]] | None = None, **given: Any) -> Run:
     opened(stages, session, **given)
-    steps = [{"keys": keys, "reset_pose": False} for keys in KEYS] if controls is None else list(controls)
+    steps = [{"keys": keys, "reset_pose": False} for keys in KEYS] if controls is None else controls
     try:
         return [chunk_of(stages, session, index, control) for index, control in enumerate(steps)]
     finally:
@@ -112,7 +112,7 @@ def test_a_session_is_a_function_of_its_request(stages: Stages) -> None:
     assert not same(base, ran(stages, "a", seed=8))
     assert not same(base, ran(stages, "a", prompt="a wooden bridge"))
     assert not same(base, ran(stages, "a", image=torch.zeros(30, 50, 3, dtype=torch.uint8)))
-    assert not same(base, ran(stages, "a", iter([{"keys": ["s"]}] * CHUNKS)))
+    assert not same(base, ran(stages, "a", [{"keys": ["s"]}] * CHUNKS))
 
 
 def test_stages_built_twice_agree(stages: Stages) -> None:
@@ -154,7 +154,7 @@ def test_the_pose_at_the_end_of_a_chunk_is_a_fact(stages: Stages) -> None:
     """Keys move the pose; explicit poses are reported but don't move it; `reset_pose` goes back to the start."""
     there = torch.eye(4).repeat(3, 1, 1)
     there[:, 0, 3] = torch.tensor([0.1, 0.2, 0.3])
-    run = ran(stages, "a", iter([{"keys": ["w"]}, {"poses": there}, {"keys": ["w"], "reset_pose": True}]))
+    run = ran(stages, "a", [{"keys": ["w"]}, {"poses": there}, {"keys": ["w"], "reset_pose": True}])
     first, explicit, again = (torch.tensor(made["facts"]["pose"], dtype=torch.float64) for made in run)
     assert first[2, 3] == pytest.approx(8 * 0.05, abs=1e-4)
     assert torch.equal(explicit, there[-1].double())
