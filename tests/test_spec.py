@@ -234,6 +234,14 @@ def test_parameters_are_completed_with_defaults() -> None:
     }
 
 
+def test_complete_parameters_can_be_checked_again() -> None:
+    """A parameter without a default stays None, which stands for not given."""
+    spec = replace(WORLD, parameters=(Parameter("width", "integer", "of the picture"),))
+    complete = check_parameters(spec, {})
+    assert complete == {"width": None}
+    assert check_parameters(spec, complete) == complete
+
+
 @pytest.mark.parametrize(
     ("given_", "sentence"),
     [
@@ -243,7 +251,7 @@ def test_parameters_are_completed_with_defaults() -> None:
         ({"prompt": "  "}, "prompt: is empty; accepted: any text"),
         ({"prompt": "x" * 21}, "prompt: 21 characters is above the most accepted, 20"),
         ({"prompt": 3}, "prompt: 3 is not a text"),
-        ({"prompt": None}, "prompt: None is not a text"),
+        ({"prompt": None}, "prompt: is required (what the world is)"),
         ({"prompt": "x", "seed": 1.0}, "seed: 1.0 is not an integer"),
         ({"prompt": "x", "seed": True}, "seed: True is not an integer"),
         ({"prompt": "x", "seed": -1}, "seed: -1 is below the least accepted, 0"),

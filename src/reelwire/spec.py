@@ -367,6 +367,8 @@ def check_registrable(spec: StreamSpec) -> None:
 def check_parameters(spec: StreamSpec, given: Mapping[str, Plain]) -> dict[str, bool | int | float | str | None]:
     """The parameters of a request, complete: checked against the spec, with its defaults filled in.
 
+    None stands for a parameter that wasn't given, so complete parameters can be checked again.
+
     Raises:
         RequestError: a parameter is unknown, missing, of another type or out of its bounds.
     """
@@ -376,7 +378,7 @@ def check_parameters(spec: StreamSpec, given: Mapping[str, Plain]) -> dict[str, 
             raise RequestError(name, f"unknown parameter; accepted: {', '.join(known) or 'none'}")
     complete: dict[str, bool | int | float | str | None] = {}
     for name, parameter in known.items():
-        if name not in given:
+        if given.get(name) is None:
             if parameter.required:
                 raise RequestError(name, f"is required ({parameter.description})")
             complete[name] = parameter.default
