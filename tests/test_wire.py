@@ -44,7 +44,7 @@ EXAMPLES: list[tuple[m.Message, wire.Direction[Any]]] = [
 
 
 def packed(value: Any) -> bytes:
-    data = msgpack.packb(value)
+    data: bytes | None = msgpack.packb(value)
     assert data is not None
     return data
 
