@@ -61,18 +61,20 @@ _LAZY = {
 }
 
 
-def __getattr__(name: str) -> object:
-    value: object
-    if name == "__version__":
-        from importlib.metadata import version  # slow to import
+if not TYPE_CHECKING:  # else checkers would take any name for one of ours
 
-        value = version("reelwire")
-    elif name in _LAZY:
-        value = getattr(import_module(f".{_LAZY[name]}", __name__), name)
-    else:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    globals()[name] = value
-    return value
+    def __getattr__(name: str) -> object:
+        value: object
+        if name == "__version__":
+            from importlib.metadata import version  # slow to import
+
+            value = version("reelwire")
+        elif name in _LAZY:
+            value = getattr(import_module(f".{_LAZY[name]}", __name__), name)
+        else:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        globals()[name] = value
+        return value
 
 
 def __dir__() -> list[str]:
