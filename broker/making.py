@@ -226,39 +226,47 @@ class Making(ABC):
         self._stir()
 
     def on_done(self, event: TaskDone) -> None:
-        """A task's outputs: they go on, what is complete is committed, and the window is refilled."""
-        if not self._task_over(event.stage, event.index):
+        """A task's outputs: the window is refilled, they go on, and what is complete is committed.
+
+        The refill comes first, while the stage doesn't count as free yet: the next chunk's task must not make the room
+        that the refill then finds.
+        """
+        flow, stage = self.flow, self.spec.stage(event.stage)
+        if not self._is_oldest_task(event.stage, event.index):
             self.refuse("orphans", event)
             return
-        flow, stage = self.flow, self.spec.stage(event.stage)
         missing = set(stage.produces).symmetric_difference(event.outputs)
         if missing:
+            self._strike(event.stage, event.index)
             made, wanted = ", ".join(event.outputs) or "nothing", ", ".join(stage.produces)
             self._stage_failed(Failure("stage", f"made {made} instead of {wanted}", event.stage, event.index))
             return
+        prefetch = self.spec.prefetch
+        if prefetch is not None and prefetch.refill_after == event.stage and self.state != "draining":
+            self._prefetch()
+        self._strike(event.stage, event.index)
         flow.finish(event.stage, event.outputs)
         self.timing.completed(event.stage, event.index, self.desk.now)
         if flow.next_commit <= event.index < flow.limit:
             self._facts.setdefault(event.index, {}).update(event.facts)
         self._commit()
         self._stir()
-        prefetch = self.spec.prefetch
-        if prefetch is not None and prefetch.refill_after == event.stage and self.state != "draining":
-            self._prefetch()
         self._all_made()
 
-    def _task_over(self, stage: str, index: int) -> bool:
-        """Strike a task off its actor's list; False when it isn't the oldest there of this session."""
+    def _is_oldest_task(self, stage: str, index: int) -> bool:
+        """Whether a task is the oldest that its actor has of this session: only that one can be over."""
         assert self.seats is not None, "a task without a place"
-        actor, flow = self.seats.actor(stage), self.flow.stages[stage]
-        key = self._task_key(index)
-        if key not in actor.outstanding or flow.finished != index:
-            return False
-        del actor.outstanding[key]
+        known = self._task_key(index) in self.seats.actor(stage).outstanding
+        return known and self.flow.stages[stage].finished == index
+
+    def _strike(self, stage: str, index: int) -> None:
+        """Strike the oldest task off its actor's list."""
+        assert self.seats is not None, "a task without a place"
+        actor = self.seats.actor(stage)
+        del actor.outstanding[self._task_key(index)]
         self.desk.stirred[actor] = None
-        if flow.started == index:
+        if self.flow.stages[stage].started == index:
             self.flow.start(stage)
-        return True
 
     def _prefetch(self) -> None:
         """Fill the prefetch window as far as its edge has room."""

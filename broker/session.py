@@ -156,13 +156,15 @@ class Session(Making):
                 self.refuse("orphans", event)
             elif self.state == "initializing":
                 self._release(Outcome("failed", failure))
-        elif event.phase == "run" and event.index is not None and self.state not in ("initializing", "releasing"):
-            if self._task_over(event.stage, event.index):
-                self._stage_failed(failure)
+        elif event.phase == "run" and event.index is not None and self._is_oldest_task(event.stage, event.index):
+            self._strike(event.stage, event.index)
+            if self.state == "releasing":
+                self.flow.fail(event.stage)
+                self.refuse("late_answers", event)
             else:
-                self.refuse("orphans", event)
+                self._stage_failed(failure)
         else:
-            self.refuse("out_of_protocol", event)
+            self.refuse("orphans", event)
 
     def on_worker_lost(self, event: t.WorkerLost) -> None:
         """What lived at the worker is gone; the session can't go on, the other stages are released."""
@@ -230,10 +232,13 @@ class Session(Making):
         assert self.seats is not None, "an answer without a place"
         if isinstance(event, StageInitialized):
             known = self.seats.initialized(event)
-        elif isinstance(event, TaskDone):
-            known = self._task_over(event.stage, event.index)
-        else:
+        elif isinstance(event, TaskStarted):
             known = self._task_key(event.index) in self.seats.actor(event.stage).outstanding
+        else:
+            known = self._is_oldest_task(event.stage, event.index)
+            if known:
+                self._strike(event.stage, event.index)
+                self.flow.fail(event.stage)
         self.refuse("late_answers" if known else "orphans", event)
 
     def on_keep_expired(self, _event: t.KeepExpired) -> None:
