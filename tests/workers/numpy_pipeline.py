@@ -51,6 +51,7 @@ class ToyStage:
         self.threads.add(threading.current_thread().name)
         seed = int(request["seed"])
         self.sessions[session] = seed
+        self.buffer[:] = 0
         if seed < 0:
             raise RequestError("seed", f"{seed} is negative; accepted: 0 or more")
         if seed == 666:
@@ -67,7 +68,8 @@ class ToyStage:
         seed = self.sessions[session]
         if self.name == "draw":
             return self._draw(seed, index, inputs["control"])
-        frames = np.repeat(inputs["picture"]["pixels"].astype(np.uint8), 2)
+        line = inputs["picture"]["pixels"].astype(np.uint8)[None, None, :, None]
+        frames = np.broadcast_to(line, (SPEC.frames_of(index), 1, 4, 3))
         return StageResult({"frames": {"frames": frames}}, {"first": is_first, "last": np.bool_(is_last)})
 
     def _draw(self, seed: int, index: int, control: Values) -> StageResult:

@@ -122,7 +122,7 @@ def test_a_session_passes_both_stages(threads: Threads) -> None:
     assert drawn.run_s >= 0
     shown = threads.do(task(0, "show", picture=drawn.outputs["picture"]), "show").reply
     assert isinstance(shown, TaskDone)
-    assert array(shown.outputs["frames"].tensors["frames"]) == [7] * 8
+    assert array(shown.outputs["frames"].tensors["frames"]) == [[[[7] * 3] * 4]]
     assert shown.facts == {"first": True, "last": False}
     assert threads.do(release()).reply == StageReleased("s", "draw", 1, 1)
 

@@ -176,7 +176,8 @@ def test_a_session_from_hello_to_goodbye(broker: FakeBroker, start: Callable[...
         assert broker.expect(TaskStarted).stage == "show"
         frames = broker.expect(TaskDone).outputs["frames"].tensors["frames"]
         total += 7 + index
-        assert tensors.to_array(frames).tolist() == [total] * 8
+        assert frames.shape == (1 + index, 1, 4, 3)
+        assert set(tensors.to_array(frames).flat) == {total}
     for stage in ("show", "draw"):
         broker.say(ReleaseStage("s", "toy", stage, 1, 1))
         assert broker.expect(StageReleased).stage == stage
