@@ -367,7 +367,7 @@ def test_weights_are_loaded_once(rig: Any) -> None:
     assert not worker.jobs
 
 
-def test_streaming_37_an_idle_worker_leaves_at_once(rig: Any) -> None:
+def test_an_idle_worker_leaves_at_once(rig: Any) -> None:
     """Goodbye, and exit code 0."""
     worker = rig().ready().live()
     worker.do(ShutdownRequested(worker.now))
@@ -375,7 +375,7 @@ def test_streaming_37_an_idle_worker_leaves_at_once(rig: Any) -> None:
     assert worker.stopped.exit_code == 0
 
 
-def test_streaming_37_running_tasks_are_finished_first(rig: Any, toy: Any) -> None:
+def test_running_tasks_are_finished_first(rig: Any, toy: Any) -> None:
     """Their results are sent, heartbeats go on, waiting and new tasks are dropped."""
     worker = rig().ready().live()
     worker.hear(toy.task(0))
@@ -391,7 +391,7 @@ def test_streaming_37_running_tasks_are_finished_first(rig: Any, toy: Any) -> No
     assert not worker.jobs
 
 
-def test_streaming_37_a_drain_has_a_limit(rig: Any, toy: Any) -> None:
+def test_a_drain_has_a_limit(rig: Any, toy: Any) -> None:
     """Then the worker leaves with exit code 1."""
     worker = rig(drain_s=5.0).ready().live()
     worker.hear(toy.task(0))
@@ -403,7 +403,7 @@ def test_streaming_37_a_drain_has_a_limit(rig: Any, toy: Any) -> None:
     assert isinstance(worker.sent[-1], Goodbye)
 
 
-def test_streaming_37_a_second_request_ends_it_now(rig: Any, toy: Any) -> None:
+def test_a_second_request_ends_it_now(rig: Any, toy: Any) -> None:
     """Without waiting for the running task."""
     worker = rig().ready().live()
     worker.hear(toy.task(0))

@@ -156,7 +156,7 @@ def test_wait_can_be_interrupted(supervisor: Supervisor) -> None:
     assert supervisor.wait(LIMIT_S) is None
 
 
-def test_streaming_37_lower_ranks_are_stopped_first(supervisor: Supervisor, lines: Lines) -> None:
+def test_lower_ranks_are_stopped_first(supervisor: Supervisor, lines: Lines) -> None:
     """The broker drains while its workers live; they get their SIGTERM when it has ended."""
     handler = "signal.signal(signal.SIGTERM, lambda *_: (print('ending', flush=True), sys.exit(0)))\n"
     program = ("import signal, sys\n", handler, READY, STAY)

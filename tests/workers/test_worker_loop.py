@@ -266,7 +266,7 @@ def test_large_tensors_arrive_whole(broker: FakeBroker, start: Callable[..., Wor
     assert embedding.tolist() == [np.float32(image.sum(dtype=np.int64))] * 3
 
 
-def test_streaming_37_a_hung_stage_does_not_keep_the_process(broker: FakeBroker, start: Callable[..., Worker]) -> None:
+def test_a_hung_stage_does_not_keep_the_process(broker: FakeBroker, start: Callable[..., Worker]) -> None:
     """The first signal waits for the running task, the second ends the process although a thread never returns."""
     worker = start(broker.endpoint)
     broker.attach(heartbeat_s=0.2)

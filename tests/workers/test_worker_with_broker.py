@@ -92,7 +92,7 @@ def test_streaming_33_a_worker_finds_a_broker_that_was_killed_and_started_again(
     assert machine.supervisor.pids()["worker"] == before["worker"]
 
 
-def test_streaming_37_the_broker_leaves_first_and_the_worker_after_it(machine: Machine) -> None:
+def test_the_broker_leaves_first_and_the_worker_after_it(machine: Machine) -> None:
     """Each with exit code 0."""
     machine.stream()
     machine.supervisor.stop()
