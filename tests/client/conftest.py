@@ -1,16 +1,25 @@
-"""A client's core on a test bench: everything it does is kept, and the test turns its clock."""
+"""What clients are tested with: a bench for their core, and a broker made of plain messages on a real socket."""
 
 from __future__ import annotations
 
+import queue
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
 import pytest
+import zmq
 
 from reelwire import client_events as e
 from reelwire import messages as m
+from reelwire import tensors, wire
 from reelwire.client_core import ClientCore
 from reelwire.client_view import SessionView
 from reelwire.messages import Artifact
+from reelwire.spec import Edge, Parameter, StageSpec, StreamSpec, TensorInput
 
 CONTROL = Artifact({"keys": ["w"]})
 TIMING = m.ChunkTiming(0.0, 0.0, None, {})
@@ -112,3 +121,144 @@ def attached(rig: Rig) -> Rig:
     """A client that the broker knows as attachment 7."""
     rig.attach()
     return rig
+
+
+SPEC = StreamSpec(
+    "toy", (StageSpec("make", ("control",), ("frames",), ("image",)),), (Edge("control"), Edge("frames")), ("control",),
+    ("frames",), ("make",), "control", chunks_max=10, frames_first=9, frames_next=12, frame_stride=4, fps=16.0,
+    control_names=("a", "d", "w"), control_aliases={"up": "w"}, control_tensors=("poses",),
+    parameters=(Parameter("prompt", "string", "the world", default="", maximum=2_000_000),
+                Parameter("seed", "integer", "of the noise", default=0), Parameter("size", "integer", "s", default=1)),
+    tensors=(TensorInput("image", "uint8", (-1, -1, 3)), TensorInput("depth", "float32", (-1,))),
+)  # fmt: skip
+LIMIT_S = 10.0
+
+
+class StandIn:
+    """A broker made of plain messages on a real socket: one client, one session; it answers what is in `answers`."""
+
+    def __init__(self) -> None:
+        self.heard: queue.Queue[Any] = queue.Queue()
+        self.version, self.heartbeat_s, self.limits = "0.1.0", 1.0, {"image_bytes_max": 3 * 64 * 64}
+        self.attachment, self.chunks, self.route = 6, 0, b""
+        self.silent: set[type] = set()
+        self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self.router = self.context.socket(zmq.ROUTER)
+        self.endpoint = f"tcp://127.0.0.1:{self.router.bind_to_random_port('tcp://127.0.0.1')}"
+        self.said: queue.SimpleQueue[tuple[int, Any] | None] = queue.SimpleQueue()
+        self.wake, self.waked = socket.socketpair()
+        self.thread = threading.Thread(target=self.run)
+        self.thread.start()
+
+    def run(self) -> None:
+        """Answer until `None` is to be said."""
+        poller = zmq.Poller()
+        poller.register(self.router, zmq.POLLIN)
+        poller.register(self.waked.fileno(), zmq.POLLIN)
+        while True:
+            ready = dict(poller.poll())
+            if self.waked.fileno() in ready:
+                self.waked.recv(1)
+                entry = self.said.get()
+                if entry is None:
+                    return
+                self.send(*entry)
+            if self.router in ready:
+                self.route, *frames = self.router.recv_multipart()
+                message = wire.decode(frames, wire.TO_BROKER, wire.Limits()).message
+                if type(message) not in self.silent:
+                    for answer in self.answers(message):
+                        self.send(self.attachment, answer)
+                if not isinstance(message, m.Heartbeat):
+                    self.heard.put(message)
+
+    def answers(self, message: Any) -> list[Any]:
+        """What a broker would say; every accepted control becomes a chunk at once."""
+        match message:
+            case m.ClientHello():
+                self.attachment += 1
+                return [m.Welcome("me-1", self.version, self.heartbeat_s, 3, self.limits, (SPEC,))]
+            case m.Heartbeat():
+                return [m.Heartbeat()]
+            case m.OpenSession(key=key, chunks=chunks):
+                self.chunks = chunks
+                return [m.SessionOpened(key, "s", "token"), m.SessionChanged("s", "ready", chunks)]
+            case m.SubmitControl(index=int(index), control=control):
+                return [m.ControlAccepted("s", index), self.chunk(index, m.Applied("explicit", control))]
+            case m.SetKeys(keys=keys) if keys.held:
+                applied = m.Applied("held", Artifact({"keys": list(keys.held), "reset_pose": False}), keys.revision)
+                return [self.chunk(0, applied)]
+            case m.Ack(chunks=self.chunks):
+                return [m.SessionEnded("s", "completed")]
+            case m.EndSession(mode=mode):
+                return [m.SessionEnded("s", "closed" if mode == "drain" else "cancelled")]
+            case m.AskStatus(request=request):
+                return [m.Status(request, {"workers": 0})]
+            case m.AskMetrics(request=request):
+                return [m.Metrics(request, "s", {"chunks": 1})]
+        return []
+
+    def chunk(self, index: int, applied: m.Applied) -> m.Chunk:
+        """A chunk whose frames show its number."""
+        frames = tensors.from_array(np.full((2, 4, 4, 3), index, np.uint8))
+        outputs = {"frames": Artifact({"codec": "none"}, {"frames": frames})}
+        return m.Chunk("s", index, outputs, applied, {"pose": [1.0]}, TIMING, index == self.chunks - 1)
+
+    def send(self, attachment: int, message: Any) -> None:
+        """Send a message, or bytes as they are."""
+        frames = [message] if isinstance(message, bytes) else wire.encode(message, attachment)
+        self.router.send_multipart([self.route, *frames])
+
+    def say(self, message: Any) -> None:
+        """Have a message sent, from any thread."""
+        self.said.put((self.attachment, message))
+        self.wake.send(b"x")
+
+    def next(self, kind: type) -> Any:
+        """The next message of that kind; others before it are skipped."""
+        until = time.monotonic() + LIMIT_S
+        while not isinstance(message := self.heard.get(timeout=max(0.01, until - time.monotonic())), kind):
+            pass
+        return message
+
+    def close(self) -> None:
+        """End, and leave nothing behind."""
+        self.said.put(None)
+        self.wake.send(b"x")
+        self.thread.join(LIMIT_S)
+        self.wake.close()
+        self.waked.close()
+        self.router.close(linger=0)
+        self.context.term()
+
+
+@pytest.fixture
+def stand_in() -> Iterator[StandIn]:
+    """A broker made of plain messages."""
+    broker = StandIn()
+    yield broker
+    broker.close()
+
+
+@pytest.fixture
+def in_thread() -> Iterator[Callable[[Callable[[], Any]], queue.SimpleQueue[Any]]]:
+    """Run something in a thread; what it returned or raised is put into a queue."""
+    threads: list[threading.Thread] = []
+
+    def start(work: Callable[[], Any]) -> queue.SimpleQueue[Any]:
+        outcome: queue.SimpleQueue[Any] = queue.SimpleQueue()
+
+        def run() -> None:
+            try:
+                outcome.put(work())
+            except Exception as error:  # noqa: BLE001  # it is the outcome
+                outcome.put(error)
+
+        threads.append(threading.Thread(target=run))
+        threads[-1].start()
+        return outcome
+
+    yield start
+    for thread in threads:
+        thread.join(LIMIT_S)
+        assert not thread.is_alive()
