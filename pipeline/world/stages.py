@@ -64,8 +64,8 @@ class EncodeStage:
 
     @property
     def session_bytes(self) -> int:
-        """Feature cache and image of one session at the largest area."""
-        side = int(self._config.area_max**0.5)
+        """Feature cache and image of one session of the default area."""
+        side = int(self._config.area**0.5)
         return cache_bytes(self._encoder.config, "encoder", side, side) + 3 * 4 * side * side
 
     def initialize(
@@ -264,8 +264,8 @@ class DecodeStage:
 
     @property
     def session_bytes(self) -> int:
-        """Feature cache of one session at the largest area."""
-        side = int(self._config.area_max**0.5)
+        """Feature cache of one session of the default area."""
+        side = int(self._config.area**0.5)
         return cache_bytes(self._decoder.config, "decoder", side, side)
 
     def initialize(
