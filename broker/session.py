@@ -272,6 +272,7 @@ class Session(Making):
         """Make what was accepted (below `upto`), nothing else."""
         self.outcome = self.outcome or outcome
         self.flow.cut(self.flow.next_control_index if upto is None else upto)
+        self._facts = {index: facts for index, facts in self._facts.items() if index < self.flow.limit}
         if self.state != "draining":
             self.state = "draining"
             self._drop_timers("idle")

@@ -1,0 +1,338 @@
+"""A broker core on a fake wire: clients and workers made of plain messages, a clock that the test turns."""
+
+from __future__ import annotations
+
+import dataclasses
+import types
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pytest
+
+from reelwire import messages as m
+from reelwire.broker.actions import Forget, Log, Send, Stop
+from reelwire.broker.config import BrokerConfig
+from reelwire.broker.core import BrokerCore
+from reelwire.broker.events import Received, ShutdownRequested, TurnEnded
+from reelwire.controls import Keys
+from reelwire.messages import Artifact, Failure
+from reelwire.spec import Edge, Parameter, Prefetch, StageSpec, StreamSpec, TensorInput, check_registrable
+from reelwire.tensors import Inline, TensorRef
+
+VERSION = "0.1.0"
+EDGES = ("encode_request", "condition", "control", "latent", "frames")
+
+
+def world(**changes: Any) -> StreamSpec:
+    """The dataflow of the world model; `capacities` maps artifacts to their edges' capacity."""
+    capacities: Mapping[str, int] = changes.pop("capacities", {})
+    depth: int = changes.pop("depth", 2)
+    spec = StreamSpec(
+        name="world",
+        stages=(
+            StageSpec("encode", ("encode_request",), ("condition",), request_tensors=("image",)),
+            StageSpec("denoise", ("condition", "control"), ("latent",)),
+            StageSpec("decode", ("latent",), ("frames",)),
+        ),
+        edges=tuple(Edge(name, capacities.get(name, 2)) for name in EDGES),
+        external_inputs=("encode_request", "control"),
+        outputs=("frames",),
+        initialize_order=("encode", "decode", "denoise"),
+        control="control",
+        chunks_max=100,
+        frames_first=9,
+        frames_next=12,
+        fps=16.0,
+        prefetch=Prefetch("encode_request", depth=depth, follows="control", refill_after="denoise"),
+        latency_anchor="control",
+        frame_stride=4,
+        control_names=("w", "a", "s", "d"),
+        control_aliases={"up": "w"},
+        control_tensors=("poses",),
+        parameters=(Parameter("seed", "integer", "seed", default=0),),
+        tensors=(TensorInput("image", "uint8", (-1, -1, 3)),),
+    )
+    return dataclasses.replace(spec, **changes)
+
+
+def image(*shape: int) -> TensorRef:
+    """A picture of zeros."""
+    size = shape or (2, 2, 3)
+    nbytes = 1
+    for side in size:
+        nbytes *= side
+    return TensorRef("uint8", size, Inline(bytes(nbytes)))
+
+
+def keys_of(*names: str, reset_pose: bool = False) -> Artifact:
+    """A control made of keys."""
+    return Artifact({"keys": sorted(names), "reset_pose": reset_pose})
+
+
+class Peer:
+    """One end of the fake wire; `inbox` holds everything it was sent."""
+
+    def __init__(self, rig: Rig, route: bytes) -> None:
+        self.rig = rig
+        self.route = route
+        self.attachment = 0
+        self.inbox: list[Any] = []
+
+    def say(self, message: Any, *, attachment: int | None = None, nbytes: int = 100) -> None:
+        """Send a message to the broker."""
+        number = self.attachment if attachment is None else attachment
+        rig = self.rig
+        rig.handle(Received(rig.now, self.route, number, message, nbytes, rig.entropy()))
+
+    def hear(self, attachment: int, message: Any) -> None:
+        """Take a message of the broker in."""
+        if isinstance(message, m.Welcome):
+            self.attachment = attachment
+        self.inbox.append(message)
+
+    def heard(self, kind: type) -> list[Any]:
+        """What was said of that kind, oldest first."""
+        return [message for message in self.inbox if isinstance(message, kind)]
+
+    def last(self, kind: type) -> Any:
+        """The newest of that kind."""
+        return self.heard(kind)[-1]
+
+
+class Client(Peer):
+    """An application."""
+
+    def hello(self, version: str = VERSION, name: str = "app") -> Client:
+        """Attach."""
+        self.say(m.ClientHello(version, name), attachment=0)
+        return self
+
+    def open(self, key: str = "k", chunks: int = 5, pipeline: str = "world", **more: Any) -> str:
+        """Ask for a session; its id, or an empty text when it was refused."""
+        self.say(m.OpenSession(key, pipeline, chunks, more.get("parameters", {}), more.get("tensors", {})))
+        answers = [x for x in self.inbox if isinstance(x, m.SessionOpened | m.SessionRefused) and x.key == key]
+        return answers[-1].session if isinstance(answers[-1], m.SessionOpened) else ""
+
+    def submit(self, session: str, index: int | None, control: Artifact | None = None) -> Any:
+        """Give a control; the answer, if there is one at once."""
+        before = len(self.inbox)
+        self.say(m.SubmitControl(session, index, keys_of("w") if control is None else control))
+        answers = [x for x in self.inbox[before:] if isinstance(x, m.ControlAccepted | m.ControlRefused)]
+        return answers[0] if answers else None
+
+    def keys(self, session: str, keys: Keys) -> None:
+        """Send the register."""
+        self.say(m.SetKeys(session, keys.state))
+
+    def ack(self, session: str, chunks: int) -> None:
+        """Say that all chunks below were taken."""
+        self.say(m.Ack(session, chunks))
+
+    def end(self, session: str, mode: m.EndMode = "drain") -> None:
+        """Ask for the end."""
+        self.say(m.EndSession(session, mode))
+
+    def chunks(self, session: str) -> list[m.Chunk]:
+        """Chunks that arrived."""
+        return [chunk for chunk in self.heard(m.Chunk) if chunk.session == session]
+
+    def ended(self, session: str) -> m.SessionEnded | None:
+        """How it ended."""
+        return next((x for x in self.heard(m.SessionEnded) if x.session == session), None)
+
+    def state(self, session: str) -> tuple[str, int]:
+        """State and grant that it was told last."""
+        said = [x for x in self.heard(m.SessionChanged) if x.session == session]
+        return (said[-1].state, said[-1].control_limit) if said else ("opening", 0)
+
+
+class Worker(Peer):
+    """A worker that initializes and releases at once, and runs tasks when the test says so.
+
+    `jobs` holds per stage what it has and didn't finish, oldest first; the first one has started.
+    """
+
+    def __init__(self, rig: Rig, route: bytes, name: str) -> None:
+        super().__init__(rig, route)
+        self.name = name
+        self.jobs: dict[str, deque[m.RunTask]] = {}
+        self.silent: set[type] = set()
+        self.starts = True
+
+    def hello(self, spec: StreamSpec | None = None, **more: Any) -> Worker:
+        """Attach and load the weights at once."""
+        spec = world() if spec is None else spec
+        stages = more.get("stages", [stage.name for stage in spec.stages])
+        slots, mailbox = more.get("slots", 8), more.get("mailbox", 1)
+        offers = tuple(m.StageOffer(spec.name, name, slots, more.get("bytes_max", 1000), mailbox) for name in stages)
+        self.jobs = {name: deque() for name in stages}
+        version = more.get("version", VERSION)
+        self.say(m.WorkerHello(version, self.name, "cpu", (spec,), offers, {"numpy": "2"}), attachment=0)
+        if more.get("ready", True) and self.attachment:
+            for name in stages:
+                self.say(m.StageReady(spec.name, name, more.get("session_bytes", 10)))
+        return self
+
+    def hear(self, attachment: int, message: Any) -> None:
+        """Answer what needs no decision."""
+        super().hear(attachment, message)
+        if type(message) in self.silent:
+            return
+        match message:
+            case m.InitializeStage():
+                self.rig.later(lambda: self.initialized(message))
+            case m.ReleaseStage():
+                jobs = self.jobs[message.stage]
+                kept = [job for i, job in enumerate(jobs) if job.session != message.session or i == 0]
+                self.jobs[message.stage] = deque(kept)
+                self.rig.later(lambda: self.released(message))
+            case m.RunTask():
+                self.jobs[message.stage].append(message)
+                if len(self.jobs[message.stage]) == 1:
+                    self.rig.later(lambda: self.started(message))
+
+    def initialized(self, x: m.InitializeStage, handed: Artifact | None = None, cache_bytes: int = 20) -> None:
+        """Say that a stage has its caches."""
+        made = Artifact({x.stage: "made"}) if handed is None else handed
+        self.say(m.StageInitialized(x.session, x.stage, x.epoch, x.stage_epoch, made, cache_bytes))
+
+    def released(self, x: m.ReleaseStage) -> None:
+        """Say that a stage dropped its caches; what it still ran is over before that."""
+        jobs = self.jobs[x.stage]
+        if jobs and jobs[0].session == x.session:
+            self.finish(x.stage)
+        self.say(m.StageReleased(x.session, x.stage, x.epoch, x.stage_epoch))
+
+    def started(self, x: m.RunTask) -> None:
+        """Say that a task began."""
+        if self.starts:
+            self.say(m.TaskStarted(x.session, x.stage, x.epoch, x.stage_epoch, x.index))
+
+    def finish(self, stage: str, **more: Any) -> m.RunTask:
+        """Finish the running task of a stage; the next one starts."""
+        task = self.jobs[stage].popleft()
+        produces = world().stage(stage).produces if stage in ("encode", "denoise", "decode") else (stage + "_out",)
+        outputs = {name: Artifact({"from": f"{task.session}/{name}/{task.index}"}) for name in produces}
+        outputs = more.get("outputs", outputs)
+        self.say(done(task, outputs, more.get("facts", {stage: task.index})))
+        self._next(stage)
+        return task
+
+    def fail(self, stage: str, message: str = "it broke") -> m.RunTask:
+        """Let the running task of a stage raise."""
+        task = self.jobs[stage].popleft()
+        failure = Failure("stage", message)
+        self.say(m.StageFailed(task.session, stage, task.epoch, task.stage_epoch, "run", task.index, failure))
+        self._next(stage)
+        return task
+
+    def _next(self, stage: str) -> None:
+        if self.jobs[stage]:
+            self.started(self.jobs[stage][0])
+
+
+def done(task: m.RunTask, outputs: Mapping[str, Artifact], facts: Mapping[str, Any]) -> m.TaskDone:
+    """The result of a task."""
+    return m.TaskDone(task.session, task.stage, task.epoch, task.stage_epoch, task.index, outputs, facts, 0.01)
+
+
+class Rig:
+    """The broker and what was sent. Every event is followed by a check of all invariants."""
+
+    def __init__(self, config: BrokerConfig | None = None, **more: Any) -> None:
+        self.config = BrokerConfig() if config is None else config
+        self.core = BrokerCore(self.config, VERSION, more.get("admit_spec", check_registrable))
+        self.now = 1000.0
+        self.peers: dict[bytes, Peer] = {}
+        self.logs: list[Log] = []
+        self.forgotten: list[bytes] = []
+        self.stopped = False
+        self._entropy = 0
+        self._later: deque[Callable[[], None]] = deque()
+        self._busy = False
+
+    def entropy(self) -> bytes:
+        """Bytes that are random enough for a test: all different."""
+        self._entropy += 1
+        return self._entropy.to_bytes(16, "big")
+
+    def later(self, call: Callable[[], None]) -> None:
+        """Let a peer answer when the broker is done with what it does."""
+        self._later.append(call)
+
+    def client(self, route: bytes = b"app", name: str = "app") -> Client:
+        """An attached client."""
+        peer = self.peers[route] = Client(self, route)
+        return peer.hello(name=name)
+
+    def worker(self, name: str = "w", **more: Any) -> Worker:
+        """An attached worker."""
+        peer = self.peers[name.encode()] = Worker(self, name.encode(), name)
+        return peer.hello(**more)
+
+    def stranger(self, route: bytes) -> Client:
+        """A connection that said nothing."""
+        peer = self.peers[route] = Client(self, route)
+        return peer
+
+    def handle(self, event: Any) -> None:
+        """Let the core handle an event, and deliver what it sends."""
+        for action in self.core.handle(event):
+            match action:
+                case Send():
+                    if action.route in self.peers:
+                        self.peers[action.route].hear(action.attachment, action.message)
+                case Log():
+                    self.logs.append(action)
+                case Forget():
+                    self.forgotten.append(action.route)
+                case Stop():
+                    self.stopped = True
+        self.core.check()
+        if not self._busy:
+            self._busy = True
+            try:
+                while self._later:
+                    self._later.popleft()()
+            finally:
+                self._busy = False
+
+    def turn(self, *, drained: bool = True) -> None:
+        """Everything that was sent was read."""
+        self.handle(TurnEnded(self.now, drained))
+
+    def advance(self, seconds: float, *, alive: bool = True) -> None:
+        """Let time pass; with `alive` every attached peer says so all the while."""
+        end = self.now + seconds
+        while self.now < end:
+            self.now = min(self.now + 0.5, end)
+            if alive:
+                for peer in list(self.peers.values()):
+                    if peer.attachment:
+                        peer.say(m.Heartbeat())
+            self.turn()
+
+    def shut_down(self) -> None:
+        """Ask the broker to stop."""
+        self.handle(ShutdownRequested(self.now))
+
+    def counter(self, name: str) -> int:
+        """How often something was counted."""
+        counters = self.core.status()["counters"]
+        assert isinstance(counters, dict)
+        return int(str(counters.get(name, 0)))
+
+
+@pytest.fixture
+def kit() -> Any:
+    """What tests of the core take from here: importlib mode has no module to import from."""
+    return types.SimpleNamespace(
+        Rig=Rig, Client=Client, Worker=Worker, world=world, image=image, keys_of=keys_of, done=done, VERSION=VERSION
+    )
+
+
+@pytest.fixture
+def rig() -> Any:
+    """A broker with the default settings."""
+    return Rig()

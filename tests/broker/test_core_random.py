@@ -1,0 +1,193 @@
+"""Random schedules of clients, workers, faults and time. A seed replays one; every event is followed by `check()`."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+
+from reelwire import messages as m
+from reelwire.broker.config import BrokerConfig
+from reelwire.broker.events import Malformed, OutboxFull, Unreachable
+from reelwire.controls import Keys
+from reelwire.messages import Artifact, Failure
+
+STEPS = 250
+SEEDS = range(60)
+STAGES = ("encode", "denoise", "decode")
+
+
+class Chaos:
+    """One run."""
+
+    def __init__(self, kit: Any, seed: int) -> None:
+        self.random = random.Random(seed)
+        self.kit = kit
+        config = BrokerConfig(
+            client_grace_s=3, control_idle_s=20, stall_s=15, placement_timeout_s=5, close_timeout_s=4, result_keep_s=30
+        )
+        self.rig = kit.Rig(config)
+        self.capacities = {name: self.random.choice((1, 2, 3)) for name in ("encode_request", "condition", "latent")}
+        least = min(self.capacities["encode_request"], self.capacities["condition"])
+        self.capacities["control"] = self.random.randint(1, least)
+        self.capacities["frames"] = self.random.choice((1, 2, 3))
+        self.spec = kit.world(capacities=self.capacities, depth=self.random.choice((1, 2, 3)))
+        self.mailbox = self.random.choice((0, 1, 2))
+        self.names = 0
+        self.workers: list[Any] = []
+        self.clients: list[Any] = []
+        self.sessions: dict[str, tuple[Any, int, Keys]] = {}
+
+    def add_worker(self) -> None:
+        """Another worker, with all stages or with some."""
+        self.names += 1
+        stages = self.random.choice((STAGES, STAGES, ("encode", "decode"), ("denoise",)))
+        name = f"w{self.names}"
+        worker = self.rig.worker(name, spec=self.spec, stages=stages, slots=2, mailbox=self.mailbox)
+        if self.random.random() < 0.2:
+            worker.silent.add(m.ReleaseStage)  # its stages hang when they are released
+        self.workers.append(worker)
+
+    def add_client(self) -> None:
+        """Another client."""
+        self.names += 1
+        self.clients.append(self.rig.client(f"c{self.names}".encode()))
+
+    def open(self) -> None:
+        """A session of some client."""
+        if self.clients:
+            self.names += 1
+            client, chunks = self.random.choice(self.clients), self.random.randint(1, 8)
+            session = client.open(f"k{self.names}", chunks)
+            if session:
+                self.sessions[session] = (client, chunks, Keys(self.spec))
+
+    def steer(self) -> None:
+        """A client says something about a session, right or wrong."""
+        if not self.sessions:
+            return
+        name = self.random.choice(list(self.sessions))
+        client, chunks, keys = self.sessions[name]
+        match self.random.randrange(9):
+            case 0 | 1:
+                self.random.choice((keys.press, keys.release, keys.tap))(self.random.choice("wasd"))
+                client.keys(name, keys)
+            case 2:
+                keys.reset_pose()
+                client.keys(name, keys)
+            case 3 | 4:
+                live = self.rig.core.sessions.get(name)
+                right = live.flow.next_control_index if live else 0
+                client.submit(name, self.random.choice((right, right, right, None, right + 1, -1, chunks)))
+            case 5 | 6 | 7:
+                have = len(client.chunks(name))
+                client.ack(name, self.random.choice((have, have, max(have - 1, 0), have + 5)))
+            case 8 if self.random.random() < 0.3:
+                client.end(name, self.random.choice(("drain", "cancel")))
+
+    def work(self) -> None:
+        """A stage ends its task."""
+        busy = [(worker, stage) for worker in self.workers for stage, jobs in worker.jobs.items() if jobs]
+        if busy:
+            worker, stage = self.random.choice(busy)
+            if self.random.random() < 0.03:
+                worker.fail(stage)
+            elif self.random.random() < 0.01:
+                worker.finish(stage, outputs={"wrong": Artifact()})
+            else:
+                worker.finish(stage)
+
+    def lose(self) -> None:
+        """Somebody goes, with or without a word."""
+        peers = [peer for peer in (*self.workers, *self.clients) if peer.attachment]
+        if not peers or self.random.random() > 0.15:
+            return
+        peer = self.random.choice(peers)
+        match self.random.randrange(5):
+            case 0:
+                peer.say(m.Goodbye())
+            case 1:
+                self.rig.handle(Unreachable(self.rig.now, peer.route))
+            case 2:
+                self.rig.handle(OutboxFull(self.rig.now, peer.route))
+            case 3:
+                self.rig.handle(Malformed(self.rig.now, peer.route, "malformed", "garbage"))
+            case 4:
+                peer.say(m.ClientHello("9.9"), attachment=0)
+                return
+        peer.attachment = 0
+        (self.workers if peer in self.workers else self.clients).remove(peer)
+
+    def lie(self) -> None:
+        """A peer says something that makes no sense now."""
+        peers = [peer for peer in (*self.workers, *self.clients) if peer.attachment]
+        session = self.random.choice([*self.sessions, "nobody"])
+        stage, index = self.random.choice(STAGES), self.random.randint(0, 8)
+        at = (session, stage, self.random.choice((1, 1, 0)), 1)
+        lies: list[Any] = [
+            m.TaskStarted(*at, index),
+            m.TaskDone(*at, index, {}, {}, 0.0),
+            m.StageInitialized(*at, Artifact(), 5),
+            m.StageReleased(*at),
+            m.StageFailed(*at, self.random.choice(("run", "initialize", "release")), index, Failure("stage", "a lie")),
+        ]
+        workers = [peer for peer in peers if peer in self.workers]
+        if workers:
+            self.random.choice(workers).say(self.random.choice(lies))
+
+    def run(self, *, lies: bool) -> None:
+        """Play the schedule, then let everything end."""
+        for _ in range(2):
+            self.add_worker()
+            self.add_client()
+        moves = [self.steer, self.steer, self.steer, self.work, self.work, self.work, self.open, self.lose]
+        for _ in range(STEPS):
+            self.random.choice(moves)()
+            if self.random.random() < 0.02:
+                self.random.choice((self.add_worker, self.add_client))()
+            if lies and self.random.random() < 0.1:
+                self.lie()
+            if self.random.random() < 0.5:
+                self.rig.turn(drained=self.random.random() < 0.8)
+            if self.random.random() < 0.1:
+                self.rig.advance(self.random.choice((0.1, 0.5, 2.0)))
+        for client in self.clients:
+            client.say(m.Goodbye())
+            client.attachment = 0
+        for _ in range(100):
+            if not self.rig.core.sessions:
+                break
+            self.work()
+            self.rig.advance(1.0)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_streaming_18_any_schedule_delivers_in_order_once_and_ends(kit: Any, seed: int) -> None:
+    """Whatever happens: chunks come in order, each once; every session ends; nothing is left in a table."""
+    chaos = Chaos(kit, seed)
+    chaos.run(lies=False)
+    assert not chaos.rig.core.sessions
+    for name, (client, chunks, _) in chaos.sessions.items():
+        got = [chunk.index for chunk in client.chunks(name)]
+        assert got == list(range(len(got)))
+        ended = [x for x in client.heard(m.SessionEnded) if x.session == name]
+        assert len(ended) <= 1
+        if ended and ended[0].state == "completed":
+            assert len(got) == chunks
+        for chunk in client.chunks(name):
+            assert chunk.outputs["frames"].values == {"from": f"{name}/frames/{chunk.index}"}
+    status = chaos.rig.core.status()
+    for worker in status["workers"]:
+        assert all(stage["sessions"] == stage["tasks"] == stage["cache_bytes"] == 0 for stage in worker["stages"])
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_streaming_34_lies_in_any_schedule_break_nothing(kit: Any, seed: int) -> None:
+    """Messages that make no sense never raise, never break an invariant, and leave nothing behind."""
+    chaos = Chaos(kit, 1000 + seed)
+    chaos.run(lies=True)
+    assert not chaos.rig.core.sessions
+    for name, (client, _, _) in chaos.sessions.items():
+        got = [chunk.index for chunk in client.chunks(name)]
+        assert got == list(range(len(got)))
