@@ -67,7 +67,8 @@ def image(*shape: int) -> TensorRef:
 
 def keys_of(*names: str, reset_pose: bool = False) -> Artifact:
     """A control made of keys."""
-    return Artifact({"keys": sorted(names), "reset_pose": reset_pose})
+    keys: list[Any] = sorted(names)
+    return Artifact({"keys": keys, "reset_pose": reset_pose})
 
 
 class Peer:

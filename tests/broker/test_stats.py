@@ -1,0 +1,75 @@
+"""Histograms of fixed size, and idle time by cause."""
+
+from __future__ import annotations
+
+import math
+import random
+import sys
+
+import pytest
+
+from reelwire.broker.stats import LEAST_S, Histogram, IdleGaps, StreamStats
+
+
+def test_an_empty_histogram_is_all_zeros() -> None:
+    """Without a value every number is 0."""
+    assert set(Histogram().summary().values()) == {0}
+
+
+@pytest.mark.parametrize("scale", [1e-3, 0.1, 1.0, 60.0])
+def test_streaming_30_percentiles_are_right_within_five_percent(scale: float) -> None:
+    """Against the sorted values; count, mean and maximum are exact."""
+    generator = random.Random(3)
+    values = [scale / 10 + generator.expovariate(1 / scale) for _ in range(2000)]
+    histogram = Histogram()
+    for value in values:
+        histogram.add(value)
+    summary = histogram.summary()
+    ordered = sorted(values)
+    for name, q in (("p50", 0.5), ("p90", 0.9), ("p95", 0.95), ("p99", 0.99)):
+        exact = ordered[math.ceil(q * len(ordered)) - 1]
+        assert summary[name] == pytest.approx(exact, rel=0.05)
+    assert summary["count"] == 2000
+    assert summary["mean"] == pytest.approx(sum(values) / 2000)
+    assert summary["max"] == ordered[-1]
+
+
+def test_streaming_30_a_histogram_does_not_grow() -> None:
+    """Its size is the same after many values, however small, large or negative."""
+    histogram = Histogram()
+    histogram.add(0.0)
+    before = sys.getsizeof(histogram._buckets)
+    for value in (-1.0, 0.0, LEAST_S / 3, 1.0, 1e9):
+        for _ in range(100):
+            histogram.add(value)
+    assert sys.getsizeof(histogram._buckets) == before
+    assert histogram.quantile(0.0) <= LEAST_S
+    assert histogram.quantile(1.0) == 1e9
+
+
+def test_streaming_30_idle_time_is_kept_by_cause() -> None:
+    """A gap ends when its cause changes; running isn't idle; the same cause again goes on."""
+    gaps = IdleGaps()
+    gaps.turn("placement", 0.0)
+    gaps.turn("placement", 1.0)
+    gaps.turn("input:control", 2.0)
+    gaps.turn("", 5.0)
+    gaps.turn("credit", 6.0)
+    gaps.turn("input:control", 7.0)
+    gaps.turn("", 8.0)
+    assert gaps.summary() == {
+        "placement": {"count": 1, "seconds": 2.0},
+        "input:control": {"count": 2, "seconds": 4.0},
+        "credit": {"count": 1, "seconds": 1.0},
+    }
+
+
+def test_a_stream_says_all_its_numbers() -> None:
+    """Names carry their unit; chunks are counted."""
+    assert sorted(StreamStats().summary()) == [
+        "change_to_frame_s",
+        "chunks",
+        "control_to_output_s",
+        "first_output_s",
+        "period_s",
+    ]
