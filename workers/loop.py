@@ -182,6 +182,7 @@ class _Loop:
         self._outbox.clear()
         self._socket = self._context.socket(zmq.DEALER)
         self._socket.maxmsgsize = self._config.frame_bytes_max
+        self._socket.ipv6 = "[" in self._config.broker
         try:
             self._socket.connect(self._config.broker)
         except zmq.ZMQError as error:

@@ -160,7 +160,7 @@ class StageThread:
             case InitializeStage():
                 request = {**work.parameters, **self._values(Artifact({}, work.tensors))}
                 made = stage.initialize(work.session, work.chunks, request, self._values(work.handed))
-                handed, held = to_artifact(made.handed), int(made.cache_bytes)
+                handed, held = to_artifact(made.handed), _bytes("cache_bytes", made.cache_bytes)
                 return StageInitialized(work.session, work.stage, work.epoch, work.stage_epoch, handed, held)
             case RunTask():
                 return self._run(stage, work)
@@ -178,7 +178,7 @@ class StageThread:
                 self._stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
         with self._on_device():
             self._stage = self._pipeline.build(work.stage, self._device)
-            return StageReady(work.pipeline, work.stage, int(self._stage.session_bytes))
+            return StageReady(work.pipeline, work.stage, _bytes("session_bytes", self._stage.session_bytes))
 
     def _run(self, stage: Stage, work: RunTask) -> TaskDone:
         inputs = {name: self._values(artifact) for name, artifact in work.inputs.items()}
@@ -229,6 +229,12 @@ class StageThread:
         if isinstance(work, BuildStage):
             return StageFailed("", self._name, 0, 0, "build", None, failure)
         return StageFailed(work.session, self._name, work.epoch, work.stage_epoch, _PHASES[type(work)], index, failure)
+
+
+def _bytes(name: str, value: Any) -> int:
+    if int(value) < 0:
+        raise ValueError(f"{name} is {value}; accepted: bytes, 0 or more")
+    return int(value)
 
 
 def _short(text: str) -> str:

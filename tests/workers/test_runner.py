@@ -267,6 +267,22 @@ def test_streaming_34_a_result_that_can_not_be_sent_is_a_failure_of_the_stage(
     wire.decode(wire.encode(reply, 1), wire.TO_BROKER, wire.Limits())
 
 
+def test_a_negative_size_is_a_failure_of_the_stage(threads: Threads) -> None:
+    """The broker would drop the worker for it."""
+    pipeline = load(PIPELINE, {})
+    stage: Any = pipeline.build("draw", "cpu")
+    stage.initialize = lambda *_: Initialized(cache_bytes=-1)
+    watched = types.SimpleNamespace(spec=pipeline.spec, array_library="numpy", build=lambda *_: stage)
+    threads.start(watched)
+    reply = threads.do(initialize()).reply
+    assert isinstance(reply, StageFailed)
+    assert "cache_bytes is -1" in reply.failure.message
+    stage.session_bytes = -1
+    reply = threads.do(BuildStage("toy", "draw")).reply
+    assert isinstance(reply, StageFailed)
+    assert "session_bytes is -1" in reply.failure.message
+
+
 def test_a_long_or_broken_message_still_travels(threads: Threads) -> None:
     """An exception's text is cut, and what has no UTF-8 is replaced."""
     pipeline = load(PIPELINE, {})

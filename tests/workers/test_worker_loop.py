@@ -41,7 +41,7 @@ M = TypeVar("M")
 
 
 class FakeBroker:
-    """A ROUTER that says what the test wants; it judges nobody."""
+    """A ROUTER that says what the test wants and answers heartbeats; it judges nobody."""
 
     def __init__(self) -> None:
         self.context = zmq.Context()
@@ -51,6 +51,7 @@ class FakeBroker:
         self.route = b""
         self.attachment = 0
         self.heartbeats: list[Heartbeat] = []
+        self.answers = True
 
     def receive(self, limit_s: float = LIMIT_S) -> Any:
         """The next message of any kind."""
@@ -58,6 +59,8 @@ class FakeBroker:
         self.route, *frames = self.socket.recv_multipart()
         envelope = wire.decode(frames, wire.TO_BROKER, wire.Limits())
         self.attachment = envelope.attachment
+        if self.answers and isinstance(envelope.message, Heartbeat):
+            self.say(Heartbeat(), self.attachment)
         return envelope.message
 
     def expect(self, kind: type[M], limit_s: float = LIMIT_S) -> M:
@@ -191,8 +194,8 @@ def test_streaming_32_heartbeats_go_on_while_a_stage_holds_the_interpreter(
     broker: FakeBroker, start: Callable[..., Worker]
 ) -> None:
     """A stage in Python bytecode for long doesn't make its worker look dead."""
-    start(broker.endpoint, "--option", "busy_s=2")
-    broker.attach(heartbeat_s=0.2)
+    start(broker.endpoint, "--option", "busy_s=2.5")
+    broker.attach(heartbeat_s=0.4)
     broker.say(initialize())
     broker.expect(StageInitialized)
     broker.say(task(0, "a"))
@@ -200,7 +203,6 @@ def test_streaming_32_heartbeats_go_on_while_a_stage_holds_the_interpreter(
     broker.heartbeats.clear()
     while True:
         message = broker.receive()
-        broker.say(Heartbeat())  # both ways
         if isinstance(message, TaskDone):
             break
         assert isinstance(message, Heartbeat), message
@@ -221,10 +223,11 @@ def test_streaming_32_a_silent_broker_is_greeted_over_a_new_connection(
 ) -> None:
     """And is told again what is ready; the session of before is gone."""
     start(broker.endpoint)
-    broker.attach(heartbeat_s=0.2)
+    broker.attach(heartbeat_s=0.4)
     broker.say(initialize())
     broker.expect(StageInitialized)
     route = broker.route
+    broker.answers = False
     broker.expect(WorkerHello)
     assert broker.route != route
     assert broker.attachment == 0
@@ -269,14 +272,13 @@ def test_large_tensors_arrive_whole(broker: FakeBroker, start: Callable[..., Wor
 def test_a_hung_stage_does_not_keep_the_process(broker: FakeBroker, start: Callable[..., Worker]) -> None:
     """The first signal waits for the running task, the second ends the process although a thread never returns."""
     worker = start(broker.endpoint)
-    broker.attach(heartbeat_s=0.2)
+    broker.attach(heartbeat_s=0.4)
     broker.say(initialize())
     broker.expect(StageInitialized)
     broker.say(task(0, "d"))
     broker.expect(TaskStarted)
     worker.process.send_signal(signal.SIGINT)
     while True:
-        broker.say(Heartbeat())
         assert isinstance(broker.receive(), Heartbeat), "it goes on saying that it is there"
         if "draining" in worker.said():
             break
