@@ -13,7 +13,8 @@ from .messages import Artifact, Failure
 
 RETRY_AFTER_S = 1.0
 CHANGES_MAX = 256
-NOT_READY = frozenset({"opening", "initializing"})
+READY = frozenset({"ready", "running", "draining"})
+"""States in which the stages are initialized; a session that is released may never have been."""
 
 
 @dataclass(slots=True)
@@ -74,8 +75,8 @@ class SessionView:
 
     @property
     def ready(self) -> bool:
-        """Whether its stages are initialized, or were."""
-        return self.state not in NOT_READY
+        """Whether its stages are initialized."""
+        return self.state in READY
 
     def error(self) -> ReelwireError:
         """The error that says why nothing can be asked of the session any more."""

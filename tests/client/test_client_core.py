@@ -236,6 +236,8 @@ def test_a_session_that_can_not_be_is_the_error_of_its_opening(
         attached.hear(m.SessionRefused("k", failure))
     else:
         attached.hear(m.SessionOpened("k", "s", "token"))
+        attached.hear(m.SessionChanged("s", "initializing", 0))
+        attached.hear(m.SessionChanged("s", "releasing", 0))
         attached.hear(m.SessionEnded("s", "failed", failure))
     error = attached.error(call, kind, failure.message)
     if kind is RequestError:
