@@ -231,7 +231,7 @@ def main(path: str = "ripple.mp4", chunks: int = 8) -> None:
         for chunk in session:
             video.write(chunk.frames)
             print(f"chunk {chunk.index}: {len(chunk.frames)} frames, the boat is at {chunk.facts['boat']!r}")
-            if chunk.index == chunks // 2:
+            if chunk.index == chunks // 4:
                 session.set_keys({"s"})
     print(f"wrote {path}")
 
