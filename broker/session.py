@@ -269,9 +269,10 @@ class Session(Making):
             self._all_made()
 
     def _drain(self, outcome: Outcome, within_s: float, upto: int | None = None) -> None:
-        """Make what was accepted (below `upto`), nothing else."""
+        """Make what was accepted (below `upto`, if there is such a bound), nothing else."""
         self.outcome = self.outcome or outcome
-        self.flow.cut(self.flow.next_control_index if upto is None else upto)
+        accepted = self.flow.next_control_index
+        self.flow.cut(accepted if upto is None else min(accepted, upto))
         self._facts = {index: facts for index, facts in self._facts.items() if index < self.flow.limit}
         if self.state != "draining":
             self.state = "draining"

@@ -144,8 +144,8 @@ class Step:
     to: tuple[State, ...] = field(default=())
 
 
-_GIVEN_UP: tuple[State, ...] = ("releasing", *ENDED)
-_TO_THE_END: tuple[State, ...] = ("draining", *_GIVEN_UP)
+_GIVEN_UP: tuple[State, ...] = ("releasing",)
+_TO_THE_END: tuple[State, ...] = ("draining", "releasing")
 
 _UNPLACED: dict[type, Step] = {
     SetKeys: Step("on_keys"),
@@ -164,7 +164,7 @@ _INITIALIZING: dict[type, Step] = {
     EndSession: Step("on_end", _GIVEN_UP),
     StageInitialized: Step("on_initialized", ("ready",)),
     StageFailed: Step("on_stage_failed", _GIVEN_UP),
-    WorkerLost: Step("on_worker_lost", _GIVEN_UP),
+    WorkerLost: Step("on_worker_lost", ("releasing", "failed")),
     ClientLost: Step("on_client_lost"),
     ClientLeft: Step("on_give_up", _GIVEN_UP),
     GraceExpired: Step("on_give_up", _GIVEN_UP),
@@ -179,7 +179,7 @@ _LIVE: dict[type, Step] = {
     TaskStarted: Step("on_started"),
     TaskDone: Step("on_done", _TO_THE_END),
     StageFailed: Step("on_stage_failed", _TO_THE_END),
-    WorkerLost: Step("on_worker_lost", _GIVEN_UP),
+    WorkerLost: Step("on_worker_lost", ("releasing", "failed")),
     ClientLost: Step("on_client_lost"),
     ClientLeft: Step("on_give_up", _GIVEN_UP),
     GraceExpired: Step("on_give_up", _GIVEN_UP),
@@ -195,7 +195,7 @@ _DRAINING: dict[type, Step] = {
     TaskStarted: Step("on_started"),
     TaskDone: Step("on_done", _GIVEN_UP),
     StageFailed: Step("on_stage_failed", _GIVEN_UP),
-    WorkerLost: Step("on_worker_lost", _GIVEN_UP),
+    WorkerLost: Step("on_worker_lost", ("releasing", "failed", "closed")),
     ClientLost: Step("on_client_lost"),
     ClientLeft: Step("on_give_up", _GIVEN_UP),
     GraceExpired: Step("on_give_up", _GIVEN_UP),
