@@ -1,0 +1,147 @@
+"""Brokers and workers as real processes, and clients on real sockets; each test ends with nothing left of them."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+import pytest
+
+from reelwire import Chunk, Client, Session
+
+LAB = f"{Path(__file__).with_name('lab_pipeline.py')}:pipeline"
+LIMIT_S = 60.0
+
+
+@dataclass
+class Daemon:
+    """A process of ours, and what it said when it was ready."""
+
+    process: subprocess.Popen[str]
+    said: dict[str, Any]
+    log: Path
+
+    def kill(self) -> None:
+        """End it at once, as a crash does."""
+        self.process.kill()
+        self.process.wait(LIMIT_S)
+
+    def stop(self) -> int:
+        """Ask it to end; its exit code."""
+        self.process.send_signal(signal.SIGTERM)
+        return self.process.wait(LIMIT_S)
+
+
+class Stack:
+    """A broker with its workers and clients."""
+
+    def __init__(self, folder: Path) -> None:
+        """Start nothing yet."""
+        self._folder = folder
+        self._daemons: list[Daemon] = []
+        self._clients: list[Client] = []
+        self.endpoint = ""
+
+    def broker(self, **settings: object) -> Daemon:
+        """Start the broker on a port that the system chooses."""
+        daemon = self._start("broker", "--listen", "tcp://127.0.0.1:*", *_set(settings))
+        self.endpoint = daemon.said["endpoint"]
+        return daemon
+
+    def worker(self, name: str, pipeline: str = LAB, stages: str = "", **settings: object) -> Daemon:
+        """Start a worker, and wait until it is ready."""
+        chosen = ("--stages", stages) if stages else ()
+        flags = ("--broker", self.endpoint, "--name", name, "--pipeline", pipeline, *chosen, *_set(settings))
+        return self._start("worker", *flags)
+
+    def client(self, name: str = "") -> Client:
+        """Connect a client; it is closed at the end."""
+        client = Client(self.endpoint, name=name)
+        self._clients.append(client)
+        return client
+
+    def _start(self, *arguments: str) -> Daemon:
+        log = self._folder / f"{len(self._daemons)}-{arguments[0]}.log"
+        kept = {name: value for name, value in os.environ.items() if not name.startswith("REELWIRE_")}
+        with log.open("w") as stream:
+            process = subprocess.Popen(
+                [sys.executable, "-P", "-m", "reelwire", *arguments],
+                stdout=subprocess.PIPE,
+                stderr=stream,
+                text=True,
+                env={**kept, "OMP_NUM_THREADS": "1"},
+                start_new_session=True,
+            )
+        assert process.stdout is not None
+        line = _line_within(process.stdout, LIMIT_S)
+        assert line, f"ended before it was ready: {log.read_text()}"
+        said: dict[str, Any] = json.loads(line)
+        assert said["event"] == "ready", said
+        daemon = Daemon(process, said, log)
+        self._daemons.append(daemon)
+        return daemon
+
+    def end(self) -> None:
+        """End everything, and assert that it ended as it should."""
+        for client in self._clients:
+            client.close()
+        codes = []
+        for daemon in reversed(self._daemons):
+            running = daemon.process.poll() is None
+            code = daemon.stop() if running else daemon.process.returncode
+            codes.append((daemon.log.name, code))
+            assert daemon.process.stdout is not None
+            daemon.process.stdout.close()
+            if "broker" in daemon.log.name:  # a worker logs what a stage raises; a broker has nothing to trace
+                assert "Traceback" not in daemon.log.read_text(), daemon.log.read_text()
+            with pytest.raises(ProcessLookupError):  # nothing that it started is left either
+                os.killpg(daemon.process.pid, 0)
+        assert all(code in (0, -signal.SIGKILL) for _, code in codes), codes
+
+
+def _set(settings: dict[str, object]) -> list[str]:
+    return [part for name, value in settings.items() for part in ("--set", f"{name}={value}")]
+
+
+def _line_within(stream: IO[str], limit_s: float) -> str:
+    """A line of the stream, or nothing when the limit is over; the reader ends with the stream."""
+    lines: list[str] = []
+    reader = threading.Thread(target=lambda: lines.append(stream.readline()), daemon=True)
+    reader.start()
+    reader.join(limit_s)
+    return lines[0] if lines else ""
+
+
+@pytest.fixture
+def stack(tmp_path: Path) -> Iterator[Stack]:
+    """Processes that end with the test."""
+    before = threading.active_count()
+    stack = Stack(tmp_path)
+    try:
+        yield stack
+    finally:
+        stack.end()
+    assert threading.active_count() == before, threading.enumerate()
+
+
+@pytest.fixture
+def take() -> Callable[[Session, int], list[Chunk]]:
+    """The next so many chunks of a session."""
+
+    def taken(session: Session, count: int) -> list[Chunk]:
+        chunks = []
+        for _ in range(count):
+            chunk = session.next_chunk(LIMIT_S)
+            assert chunk is not None
+            chunks.append(chunk)
+        return chunks
+
+    return taken
