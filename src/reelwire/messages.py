@@ -289,7 +289,7 @@ class WorkerHello:
 
 @dataclass(frozen=True, slots=True)
 class StageReady:
-    """An actor has its weights. `session_bytes`: what one session is expected to take there at most."""
+    """An actor has its weights. `session_bytes`: what a session with the default request takes there, in bytes."""
 
     pipeline: str
     stage: str
