@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from .. import Chunk
+    from .. import Chunk, Client
     from ..workers.supervisor import Supervisor
     from .plan import StreamFlags
     from .recipe import Record
@@ -41,6 +41,7 @@ PROMPT = "a launch pad at dusk, floodlights, a clear sky"
 TRACE = "0.0 +w; 1.5 +l; 2.5 -l; 3.5 -w +d; 4.5 -d +j; 5.0 -j +w"
 WORKER = "demo"
 OUTPUT_LINES = 40
+LIVE_CHUNKS = 6
 
 
 def demo(
@@ -61,15 +62,15 @@ def demo(
     began = time.monotonic()
     try:
         with stopped_by_signals():
-            record, memory = _run(out, chunks, seed, as_json)
+            record, changes, memory = _run(out, chunks, seed, as_json)
     except KeyboardInterrupt:
         raise ReelwireError("stopped; nothing of the demo runs any more") from None
-    _report(out, record, memory, time.monotonic() - began, as_json)
+    _report(out, record, changes, memory, time.monotonic() - began, as_json)
     if record.state == "stopped":
         raise typer.Exit(1)
 
 
-def _run(out: Path, chunks: int, seed: int, as_json: bool) -> tuple[Record, dict[str, int]]:
+def _run(out: Path, chunks: int, seed: int, as_json: bool) -> tuple[Record, list[float], dict[str, int]]:
     from ..media import contact_sheet, load_image
     from .plan import recipe_of
     from .progress import stream_bar
@@ -88,15 +89,34 @@ def _run(out: Path, chunks: int, seed: int, as_json: bool) -> tuple[Record, dict
         with _local(as_json) as (supervisor, endpoint):
             from .. import Client
 
-            with Client(endpoint) as client, stream_bar("world", chunks, quiet=as_json) as on_chunk:
+            with Client(endpoint) as client:
                 spec = client.pipelines["world"]
                 recipe = recipe_of(flags, spec)
-                record = record_stream(client, spec, recipe, picture, flags.out, _both(keep, on_chunk))
+                with stream_bar("world", chunks, quiet=as_json) as on_chunk:
+                    record = record_stream(client, spec, recipe, picture, flags.out, _both(keep, on_chunk))
+                changes = live_changes(client, picture, seed) if record.state == "completed" else []
             memory = peak_memory({"this process": os.getpid(), **supervisor.pids()})
     if shown:
         frames, times, labels = zip(*shown, strict=True)
         contact_sheet(picture, frames, out / "world.png", times_s=times, labels=labels)
-    return record, memory
+    return record, changes, memory
+
+
+def live_changes(client: Client, picture: NDArray[np.uint8], seed: int) -> list[float]:
+    """Hold keys as a person does, in a short session of its own: seconds from each change to its first frame.
+
+    A trace that is submitted by index has no such moments.
+    """
+    from .recording import AHEAD
+
+    changes: list[float] = []
+    with client.open_session("world", image=picture, prompt=PROMPT, seed=seed, chunks=LIVE_CHUNKS) as session:
+        session.press("w")
+        for chunk in session:
+            changes += chunk.change_to_frame_s
+            if chunk.index < LIVE_CHUNKS - AHEAD:  # a later change would show in no chunk
+                session.release("l") if chunk.index % 2 else session.press("l")
+    return changes
 
 
 def _flags(picture: Path, mp4: Path, chunks: int, seed: int) -> StreamFlags:
@@ -172,8 +192,11 @@ def peak_memory(pids: dict[str, int]) -> dict[str, int]:
     return found
 
 
-def _report(out: Path, record: Record, memory: dict[str, int], total_s: float, as_json: bool) -> None:
-    from .progress import print_summary
+def _report(
+    out: Path, record: Record, changes: list[float], memory: dict[str, int], total_s: float, as_json: bool
+) -> None:
+    from .progress import print_summary, spread
+    from .recipe import percentiles
 
     total = sum(memory.values())
     if as_json:
@@ -182,11 +205,11 @@ def _report(out: Path, record: Record, memory: dict[str, int], total_s: float, a
             "peak_bytes": {**memory, "sum": total},
             "folder": str(out),
             "result": record.to_json(out)["result"],
-            "timings": record.timings,
+            "timings": {**record.timings, "live_change_to_frame_s": percentiles(changes)},
         }
         print_json(held)
         return
-    rows = [("whole demo", f"{total_s:.1f} s")]
+    rows = [("key change to frame, live", spread(percentiles(changes))), ("whole demo", f"{total_s:.1f} s")]
     if memory:
         each = ", ".join(f"{name} {count / 2**20:.0f}" for name, count in memory.items())
         rows.append(("peak memory", f"{total / 2**20:.0f} MiB ({each})"))

@@ -81,16 +81,20 @@ def told(error: Any) -> ReelwireError:
 
 @contextmanager
 def stopped_by_signals() -> Iterator[None]:
-    """SIGTERM interrupts as Ctrl-C does, so that both clean up on their way out."""
+    """SIGTERM interrupts as Ctrl-C does, so that both clean up on their way out.
+
+    SIGINT is taken too, because a shell starts a command in the background with that signal ignored.
+    """
 
     def interrupt(_number: int, _frame: FrameType | None) -> None:
         raise KeyboardInterrupt
 
-    before = signal.signal(signal.SIGTERM, interrupt)
+    before = {number: signal.signal(number, interrupt) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def stop(supervisor: Supervisor) -> None:

@@ -40,12 +40,14 @@ def print_state(endpoint: str, state: Mapping[str, Any]) -> None:
         for worker in state["workers"]
         for stage in worker["stages"]
     ]
-    print_table("Workers", ("worker", "device", "stage", "state", "sessions", "caches", "tasks", "waiting"), stages)
+    if stages:
+        print_table("Workers", ("worker", "device", "stage", "state", "sessions", "caches", "tasks", "waiting"), stages)
     pipelines = [
         [name, row["workers"], row["sessions"], row["waiting"], row["unserved_stage"] or "-"]
         for name, row in state["pipelines"].items()
     ]
-    print_table("Pipelines", ("pipeline", "workers", "sessions", "waiting", "stage without worker"), pipelines)
+    if pipelines:
+        print_table("Pipelines", ("pipeline", "workers", "sessions", "waiting", "stage without worker"), pipelines)
     sessions = [
         [
             row["session"],
@@ -58,7 +60,10 @@ def print_state(endpoint: str, state: Mapping[str, Any]) -> None:
         ]
         for row in state["sessions"]
     ]
-    print_table("Sessions", ("session", "pipeline", "state", "made", "acknowledged", "worker", "waits for"), sessions)
+    if sessions:
+        print_table(
+            "Sessions", ("session", "pipeline", "state", "made", "acknowledged", "worker", "waits for"), sessions
+        )
     if state["counters"]:
         print_table("Counters since the start", ("what", "count"), state["counters"].items())
 
