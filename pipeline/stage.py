@@ -49,7 +49,8 @@ class Stage(Protocol):
     @property
     def session_bytes(self) -> int:
         """Memory in bytes that a session with the default request takes here; placement reckons with it until
-        `initialize` says what a session really takes."""
+        `initialize` says what a session really takes.
+        """
         ...
 
     def initialize(self, session: str, chunks: int, request: Values, handed: Values) -> Initialized:
