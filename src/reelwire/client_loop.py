@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import ipaddress
 import math
 import os
 import re
@@ -43,13 +44,23 @@ def check_endpoint(endpoint: str) -> None:
         RequestError: of the field ``endpoint``.
     """
     matched = _TCP.fullmatch(endpoint)
-    if matched and 1 <= int(matched[2]) <= 65535:
+    if matched and 1 <= int(matched[2]) <= 65535 and _is_host(matched[1]):
         return
     if endpoint.startswith("ipc://") and 0 < len(os.fsencode(endpoint[len("ipc://") :])) <= _IPC_PATH_MAX:
         return
     raise RequestError(
         "endpoint", f"{endpoint!r} is not accepted; accepted: tcp://HOST:PORT or ipc://PATH of at most 107 bytes"
     )
+
+
+def _is_host(text: str) -> bool:
+    if not text.startswith("["):
+        return True
+    try:
+        ipaddress.IPv6Address(text[1:-1])
+    except ValueError:
+        return False
+    return True
 
 
 class Link:
@@ -232,7 +243,11 @@ class Link:
         # Only for a literal address: a name would be looked up as IPv6 alone, and localhost is often 127.0.0.1.
         dealer.setsockopt(zmq.IPV6, int("[" in self._endpoint))
         dealer.setsockopt(zmq.MAXMSGSIZE, self._limits.frame_bytes_max)
-        dealer.connect(self._endpoint)
+        try:
+            dealer.connect(self._endpoint)
+        except zmq.ZMQError:
+            dealer.close(linger=0)
+            raise
         with self.lock:
             self._reconnect = False
             self._outbox.clear()

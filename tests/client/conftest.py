@@ -142,8 +142,10 @@ class StandIn:
         self.version, self.heartbeat_s, self.limits = "0.1.0", 1.0, {"image_bytes_max": 3 * 64 * 64}
         self.attachment, self.chunks, self.route = 6, 0, b""
         self.silent: set[type] = set()
+        self.before: Callable[[Any], Any] = lambda _message: None
         self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self.router = self.context.socket(zmq.ROUTER)
+        self.router.setsockopt(zmq.RCVHWM, 4)
         self.endpoint = f"tcp://127.0.0.1:{self.router.bind_to_random_port('tcp://127.0.0.1')}"
         self.said: queue.SimpleQueue[tuple[int, Any] | None] = queue.SimpleQueue()
         self.wake, self.waked = socket.socketpair()
@@ -166,6 +168,7 @@ class StandIn:
             if self.router in ready:
                 self.route, *frames = self.router.recv_multipart()
                 message = wire.decode(frames, wire.TO_BROKER, wire.Limits()).message
+                self.before(message)
                 if type(message) not in self.silent:
                     for answer in self.answers(message):
                         self.send(self.attachment, answer)

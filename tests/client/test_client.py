@@ -63,7 +63,7 @@ def threads() -> list[threading.Thread]:
 
 @pytest.mark.parametrize("endpoint", ["127.0.0.1:7461", "tcp://127.0.0.1", "tcp://127.0.0.1:0", "tcp://h:65536",
                                       "tcp://a b:1", "http://h:1", "ipc://", "ipc://" + "x" * 108, "tcp://h:1/x",
-                                      "inproc://x", "tcp://[::1:5"])  # fmt: skip
+                                      "inproc://x", "tcp://[::1:5", "tcp://[1::2::3]:5"])  # fmt: skip
 def test_an_endpoint_of_another_form_is_refused(endpoint: str) -> None:
     """Before anything is connected; no thread is left."""
     with refused("endpoint"):
