@@ -127,7 +127,7 @@ class BrokerCore:
             if seat.state != "gone"
         }
         assert held == taken, "sessions and actors disagree about who lives where"
-        assert sum(actor.errands for actor in self._actors()) == sum(seat.errands for seat in seats), "errands"
+        assert sum(actor.errands for actor in self._actors()) == sum(len(seat.errands) for seat in seats), "errands"
         for peer in self._peers.by_route.values():
             assert set(peer.sessions) <= set(self.sessions), f"{peer.name} has a session that isn't there"
         for timed in (self._beats, self._silences):

@@ -8,7 +8,7 @@ others from it.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from reelwire.messages import (
@@ -28,17 +28,18 @@ from .peers import Peer
 
 STAGE_EPOCH = 1
 
+Errand = Literal["initialize", "release"]
 SeatState = Literal["kept", "initializing", "live", "releasing", "gone"]
 
 
 @dataclass(slots=True)
 class Seat:
-    """A session's place at one actor; `errands` counts what was sent there and isn't answered."""
+    """A session's place at one actor; `errands` are what was sent there and isn't answered."""
 
     actor: Actor
     state: SeatState = "kept"
     attempts: int = 0
-    errands: int = 0
+    errands: set[Errand] = field(default_factory=set)
 
 
 class Seats:
@@ -87,7 +88,7 @@ class Seats:
     def initialized(self, message: StageInitialized) -> bool:
         """A stage has its caches; whether it was waited for."""
         seat = self.seats[message.stage]
-        if seat.state not in ("initializing", "releasing") or not self._answered(seat):
+        if not self._answered(seat, "initialize"):
             return False
         seat.actor.resize(self._session, message.cache_bytes)
         self._desk.freed = True
@@ -102,7 +103,7 @@ class Seats:
     def not_initialized(self, message: StageFailed) -> bool:
         """A stage couldn't make its caches; whether it was waited for. It is released like the others."""
         seat = self.seats[message.stage]
-        if seat.state not in ("initializing", "releasing") or not self._answered(seat):
+        if not self._answered(seat, "initialize"):
             return False
         if seat.state == "initializing":
             seat.state = "live"
@@ -124,7 +125,7 @@ class Seats:
     def released(self, stage: str) -> bool:
         """A stage dropped its caches; whether it was waited for."""
         seat = self.seats[stage]
-        if seat.state != "releasing":
+        if not self._answered(seat, "release"):
             return False
         self._vacate(seat)
         return True
@@ -132,7 +133,7 @@ class Seats:
     def not_released(self, message: StageFailed) -> bool:
         """A release raised: try again, or leave it; whether it was waited for."""
         seat = self.seats[message.stage]
-        if seat.state != "releasing" or not self._answered(seat):
+        if not self._answered(seat, "release"):
             return False
         if self.error is None:
             self.error = message.failure
@@ -165,6 +166,7 @@ class Seats:
         seat.state = "initializing"
         self._send(
             seat,
+            "initialize",
             InitializeStage(
                 session=self._session,
                 pipeline=self._spec.name,
@@ -182,24 +184,24 @@ class Seats:
         self._request, self._handed = None, Artifact()
         seat.state = "releasing"
         seat.attempts += 1
-        self._send(seat, ReleaseStage(self._session, self._spec.name, stage, self._epoch, STAGE_EPOCH))
+        self._send(seat, "release", ReleaseStage(self._session, self._spec.name, stage, self._epoch, STAGE_EPOCH))
 
-    def _send(self, seat: Seat, message: InitializeStage | ReleaseStage) -> None:
-        seat.errands += 1
+    def _send(self, seat: Seat, errand: Errand, message: InitializeStage | ReleaseStage) -> None:
+        seat.errands.add(errand)
         seat.actor.errands += 1
         self._desk.send(seat.actor.worker, message)
 
-    def _answered(self, seat: Seat) -> bool:
-        if seat.errands == 0:
+    def _answered(self, seat: Seat, errand: Errand) -> bool:
+        if errand not in seat.errands:
             return False
-        seat.errands -= 1
+        seat.errands.remove(errand)
         seat.actor.errands -= 1
         return True
 
     def _vacate(self, seat: Seat) -> None:
         seat.state = "gone"
-        seat.actor.errands -= seat.errands
-        seat.errands = 0
+        seat.actor.errands -= len(seat.errands)
+        seat.errands.clear()
         seat.actor.evict(self._session)
         self._desk.stirred[seat.actor] = None
         self._desk.freed = True
@@ -212,5 +214,5 @@ class Seats:
         for stage, seat in self.seats.items():
             assert (seat.state == "gone") == (self._session not in seat.actor.tenants), f"{stage}: place and tenant"
             assert seat.state == "gone" or not seat.actor.worker.gone, f"{stage}: its worker is gone"
-            assert seat.state != "gone" or seat.errands == 0, f"{stage}: an errand without a place"
+            assert seat.state != "gone" or not seat.errands, f"{stage}: an errand without a place"
         assert sum(seat.state in ("initializing", "releasing") for seat in self.seats.values()) <= 1, "one at a time"
