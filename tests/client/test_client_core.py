@@ -201,6 +201,20 @@ def test_a_second_welcome_over_the_same_attachment_brings_news(attached: Rig) ->
     assert attached.said(m.ClientHello) == [m.ClientHello("0.1.0", "me")]
 
 
+def test_there_is_nothing_to_wake_for_without_a_connection(rig: Rig) -> None:
+    """No deadline before the first connection and after the end; a socket that comes too late isn't greeted."""
+    assert rig.core.wake_at is None
+    rig.tick(100.0)
+    rig.feed(e.OutboxFull(rig.now))
+    rig.attach()
+    rig.feed(e.Connect(rig.now))
+    rig.feed(e.Leave(rig.now))
+    rig.feed(e.Broken(rig.now, "late"))
+    rig.feed(e.Connect(rig.now))
+    assert rig.core.wake_at is None
+    assert rig.sent == [m.ClientHello("0.1.0", "me"), m.Goodbye("closed")]
+
+
 # --- opening ---------------------------------------------------------------------------------------------------------
 
 
