@@ -18,6 +18,7 @@ from reelwire.errors import ConfigError
 
 IPC_PATH_BYTES_MAX = 107
 """A Unix socket's address has room for no more; the system would cut the rest off or refuse it without saying why."""
+PORT_MAX = 65535
 IN_USE = "is in use: another broker listens there"
 
 
@@ -32,9 +33,10 @@ def claimed(listen: str, *, insecure: bool) -> Iterator[None]:
         with _claimed_path(listen.removeprefix("ipc://")):
             yield
         return
-    host = listen.removeprefix("tcp://").rpartition(":")[0]
-    if not host:
-        raise ConfigError("listen", f"{listen!r} names no port; accepted: tcp://HOST:PORT")
+    host, _, port = listen.removeprefix("tcp://").rpartition(":")
+    # ZeroMQ would take a port beyond 65535 modulo 65536
+    if not host or not (port == "*" or (port.isascii() and port.isdigit() and int(port) <= PORT_MAX)):
+        raise ConfigError("listen", f"{listen!r} names no port; accepted: tcp://HOST:PORT, up to {PORT_MAX} or *")
     if not insecure and not is_loopback(host):
         raise ConfigError(
             "listen",

@@ -173,6 +173,8 @@ class _Loop:
                 getattr(self._log, action.level)(action.event, **action.fields)
             case Stop():
                 self._exit_code = action.exit_code
+                if action.exit_code:  # whoever started the command reads a sentence, not the log
+                    sys.stderr.write(f"reelwire: {action.reason}\n")
             case _:
                 assert_never(action)
 

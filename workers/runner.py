@@ -174,6 +174,7 @@ class StageThread:
 
             torch.set_num_threads(self._threads)
             if self._device != "cpu":
+                _check_gpu(self._device, torch.cuda.device_count() if torch.cuda.is_available() else 0)
                 torch.cuda.set_device(self._device)
                 self._stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
         with self._on_device():
@@ -229,6 +230,12 @@ class StageThread:
         if isinstance(work, BuildStage):
             return StageFailed("", self._name, 0, 0, "build", None, failure)
         return StageFailed(work.session, self._name, work.epoch, work.stage_epoch, _PHASES[type(work)], index, failure)
+
+
+def _check_gpu(device: str, count: int) -> None:
+    if int(device.removeprefix("cuda:")) >= count:
+        there = {0: "", 1: " or cuda:0"}.get(count, f" or cuda:0 to cuda:{count - 1}")
+        raise RequestError("device", f"{device!r} isn't there; accepted: cpu{there}")
 
 
 def _bytes(name: str, value: Any) -> int:
