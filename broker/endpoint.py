@@ -41,7 +41,7 @@ def claimed(listen: str, *, insecure: bool) -> Iterator[None]:
         raise ConfigError(
             "listen",
             f"{listen!r} can be reached from other machines, and nothing is encrypted or checked; accepted: a loopback "
-            "address, an ipc path, or insecure said as well",
+            "address, an ipc path, or --insecure said as well",
         )
     yield
 

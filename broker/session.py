@@ -360,10 +360,12 @@ class Session(Making):
                     self.seats.actor(name).waiting.pop(self.id, None)
 
     def _waits_for_client(self) -> bool:
-        """Whether nothing of it runs or waits for an actor: then the full output is what holds it up."""
-        stages = self.flow.stages.values()
-        idle = all(stage.dispatched == stage.finished and not self.flow.is_ready(stage.name) for stage in stages)
-        return idle and bool(self.ring)
+        """Whether nothing that is to be made runs or waits for an actor: then the full output is what holds it up."""
+        limit = self.flow.limit
+        for name, stage in self.flow.stages.items():
+            if min(stage.dispatched, limit) > stage.finished or self.flow.is_ready(name):
+                return False
+        return bool(self.ring)
 
     def check(self) -> None:
         """Assert the invariants."""
