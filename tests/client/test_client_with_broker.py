@@ -384,7 +384,7 @@ def test_streaming_15_controls_by_index_are_applied_to_their_chunks_under_any_sc
             assert chunk.applied.control.values["keys"] == sorted(film.accepted[chunk.index])
         for error in film.refused:
             assert isinstance(error, SessionError)
-        if film.view.state == "completed":
+        if film.view.state == "completed" and film.view.ending != "cancel":  # they may cross
             assert len(film.seen) == film.chunks
     world.settle()
     assert world.broker.sessions == {}
