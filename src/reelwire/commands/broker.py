@@ -13,6 +13,9 @@ def broker(
     listen: Annotated[
         str | None, typer.Option(help="Endpoint: tcp://HOST:PORT (a * lets the system choose) or ipc://PATH.")
     ] = None,
+    insecure: Annotated[
+        bool | None, typer.Option("--insecure", help="Bind an address that other machines reach; nothing is encrypted.")
+    ] = None,
     settings: Annotated[
         list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="Any other setting of the broker.")
     ] = None,
@@ -33,7 +36,7 @@ def broker(
         from ..workers.supervisor import die_with_parent
 
         die_with_parent(parent_pid)
-    flags: dict[str, object] = {"listen": listen}
+    flags: dict[str, object] = {"listen": listen, "insecure": insecure}
     flags.update(assignments(settings or (), "set"))
     resolved = load_settings(config).resolve("broker", BrokerConfig, flags)
 

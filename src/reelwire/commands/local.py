@@ -97,13 +97,15 @@ def stopped_by_signals() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def stop(supervisor: Supervisor) -> None:
-    """End all children in order; another Ctrl-C meanwhile ends them now."""
+def stop(supervisor: Supervisor) -> bool:
+    """End all children in order; another Ctrl-C meanwhile ends them now. Whether they ended in order."""
     try:
         supervisor.stop()
     except KeyboardInterrupt:
         supervisor.kill()
         supervisor.stop()
+        return False
+    return True
 
 
 def _reelwire(command: str) -> tuple[str, ...]:

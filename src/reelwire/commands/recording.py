@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..controls import KeyTrace
-from ..errors import BrokerUnreachable, ReelwireError, SessionError
+from ..controls import Control, KeyTrace
+from ..errors import BrokerUnreachable, ControlError, ReelwireError, SessionError
 from .recipe import Recipe, Record, percentiles, plain_control
 from .shared import plain
 
@@ -105,7 +105,8 @@ def _write(
         with contextlib.suppress(ReelwireError, TimeoutError):
             record.metrics = session.metrics()
         if record.state == "stopped":
-            session.cancel(CANCEL_S)
+            with contextlib.suppress(ReelwireError, TimeoutError):
+                session.cancel(CANCEL_S)
     return failure
 
 
@@ -139,42 +140,53 @@ def _opened(client: Client, recipe: Recipe, picture: NDArray[np.uint8] | None) -
 def _chunks(session: Session, recipe: Recipe) -> Generator[Chunk]:
     if recipe.controls is None:
         assert recipe.trace is not None
-        with _played(session, recipe.trace):
-            yield from session
+        yield from _live_chunks(session, recipe.trace)
         return
     waiting = enumerate(recipe.controls)
-    for index, control in _first(waiting, AHEAD):
-        session.submit(index, control)
+    _submit(session, waiting, AHEAD)
     for chunk in session:
-        for index, control in _first(waiting, 1):
-            session.submit(index, control)
+        _submit(session, waiting, 1)
         yield chunk
 
 
-def _first(waiting: Iterator[tuple[int, Any]], count: int) -> Iterator[tuple[int, Any]]:
-    for _, entry in zip(range(count), waiting, strict=False):
-        yield entry
+def _submit(session: Session, waiting: Iterator[tuple[int, Control]], count: int) -> None:
+    """Hand in the next controls; when the session takes none any more, the chunks' iterator says why."""
+    for _, (index, control) in zip(range(count), waiting, strict=False):
+        try:
+            session.submit(index, control)
+        except SessionError:
+            return
+        except ControlError as error:
+            if error.code != "ended":
+                raise
+            return
 
 
-@contextlib.contextmanager
-def _played(session: Session, trace: KeyTrace) -> Iterator[None]:
-    """Play a trace by the wall clock on a thread of its own while the block runs."""
-    over = threading.Event()
-    thread = threading.Thread(target=_play, args=(session, trace, over), name="reelwire-keys", daemon=True)
+def _live_chunks(session: Session, trace: KeyTrace) -> Generator[Chunk]:
+    """Chunks while a thread of its own plays the trace by the wall clock.
+
+    When the trace is over and no key is held, nothing asks for another chunk: then the session is closed as soon as all
+    that was asked for is made.
+    """
+    stopped, played = threading.Event(), threading.Event()
+    thread = threading.Thread(target=_play, args=(session, trace, stopped, played), name="reelwire-keys", daemon=True)
     thread.start()
     try:
-        yield
+        for chunk in session:
+            yield chunk
+            if played.is_set():
+                _close_if_quiet(session)
     finally:
-        over.set()
+        stopped.set()
         thread.join()
 
 
-def _play(session: Session, trace: KeyTrace, over: threading.Event) -> None:
+def _play(session: Session, trace: KeyTrace, stopped: threading.Event, played: threading.Event) -> None:
     began = time.monotonic()
     held: set[str] = set()
-    try:
+    with contextlib.suppress(ReelwireError, TimeoutError):  # the thread that takes the chunks says why it ended
         for event in trace.events:
-            if over.wait(max(0.0, began + event.time_s - time.monotonic())):
+            if stopped.wait(max(0.0, began + event.time_s - time.monotonic())):
                 return
             match event.kind:
                 case "press":
@@ -188,10 +200,18 @@ def _play(session: Session, trace: KeyTrace, over: threading.Event) -> None:
                 case "reset" | "reset_pose":
                     held.clear()
                     session.reset() if event.kind == "reset" else session.reset_pose()
-        if not held:  # nothing would ask for another chunk: deliver what was asked for, and end
+        if not held:
+            played.set()  # before the look, so that one of the two threads sees the last chunk
+            _close_if_quiet(session)
+
+
+def _close_if_quiet(session: Session) -> None:
+    """Close the session if everything that the keys asked for was made."""
+    with contextlib.suppress(ReelwireError, TimeoutError):
+        session.metrics()  # the keys that were sent before count in the turn after this answer
+        state = session.metrics()
+        if state and state["next_control_index"] == state["next_commit"]:
             session.close(timeout=0)
-    except (ReelwireError, TimeoutError):
-        pass  # it ended first, and the thread that takes its chunks says why; or its end was asked for
 
 
 def _note(record: Record, chunk: Chunk) -> None:

@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 
 def up(
     listen: Annotated[str | None, typer.Option(help="Endpoint of the broker.")] = None,
+    insecure: Annotated[
+        bool | None, typer.Option("--insecure", help="Bind an address that other machines reach; nothing is encrypted.")
+    ] = None,
     workers: Annotated[
         int | None, typer.Option(min=1, help="How many workers. (default: 1, or as the file says)")
     ] = None,
@@ -47,7 +50,7 @@ def up(
     from ..workers.supervisor import Supervisor
 
     layers = load_settings(config)
-    broker = layers.resolve("broker", BrokerConfig, {"listen": listen})
+    broker = layers.resolve("broker", BrokerConfig, {"listen": listen, "insecure": insecure})
     flags = {
         "device": device,
         "pipeline": pipeline,
@@ -55,6 +58,7 @@ def up(
         "options": assignments(options, "option") if options else None,
     }
     wanted = planned(layers, workers, flags)
+    in_order = True
     with stopped_by_signals():
         supervisor = Supervisor()
         try:
@@ -77,8 +81,10 @@ def up(
         except KeyboardInterrupt:
             _tell(as_json, {"event": "draining"}, "draining; Ctrl-C again ends it now")
         finally:
-            stop(supervisor)
-    _tell(as_json, {"event": "stopped"}, "stopped")
+            in_order = stop(supervisor)
+    _tell(as_json, {"event": "stopped", "in_order": in_order}, "stopped" if in_order else "stopped at once")
+    if not in_order:
+        raise typer.Exit(1)
 
 
 def planned(layers: Settings, count: int | None, flags: dict[str, Any]) -> list[tuple[str, Resolved[Any]]]:
