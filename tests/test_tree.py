@@ -367,6 +367,14 @@ def test_the_diagram_in_the_docs_is_printed_from_the_table() -> None:
     assert text.split(start)[1].split(end)[0] == mermaid()
 
 
+def test_the_readme_has_a_caption_for_every_file() -> None:
+    """Each file of the product stands in the README's tree, with a few words."""
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    shown = {line.split()[0] for line in text.split("```")[-2].splitlines() if len(line.split()) > 2}
+    files = {path.name for path, _ in product() if path.name != "__init__.py"}
+    assert not files - shown
+
+
 def test_tests_have_no_init_files() -> None:
     """Tests are imported by path, so two folders may hold a file of one name only if no package joins them."""
     assert not list((ROOT / "tests").rglob("__init__.py"))
