@@ -210,7 +210,7 @@ class BrokerCore:
         """Tell a peer that it is dropped, and why; then drop it."""
         self._desk.counters[f"rejected_{code}"] += 1
         self._desk.forget(peer.route)
-        self._desk.send(peer, m.Rejected(code, reason))
+        self._desk.answer(peer.route, m.Rejected(code, reason))
         self._drop(peer, reason, forget=False)
 
     def _unsendable(self, route: bytes, reason: str) -> None:

@@ -149,7 +149,9 @@ class Loop:
     def _perform(self, action: Action) -> None:
         match action:
             case Send(route=route):
-                sent = self._outboxes.send(route, wire.encode(action.message, action.attachment))
+                frames = wire.encode(action.message, action.attachment)
+                # What a stranger is told is told now or never: nothing waits for somebody who isn't attached.
+                sent = self._outboxes.send(route, frames, may_wait=action.attachment > 0)
                 if sent != "ok":
                     failed = Unreachable if sent == "unreachable" else OutboxFull
                     self._pending.append(failed(time.monotonic(), route))

@@ -38,11 +38,13 @@ class Outboxes:
         """Bytes that wait for a connection."""
         return self._nbytes.get(route, 0)
 
-    def send(self, route: bytes, frames: Sequence[Buffer]) -> Literal["ok", "unreachable", "full"]:
-        """Send a message behind those that wait already."""
+    def send(
+        self, route: bytes, frames: Sequence[Buffer], *, may_wait: bool = True
+    ) -> Literal["ok", "unreachable", "full"]:
+        """Send a message behind those that wait already; one that may not wait is dropped instead."""
         if route not in self._waiting:
             sent = self._try_send(route, frames)
-            if sent != "blocked":
+            if sent != "blocked" or not may_wait:
                 return "unreachable" if sent == "unreachable" else "ok"
             self._waiting[route] = deque()
             self._nbytes[route] = 0
