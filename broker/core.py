@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import OrderedDict
-from typing import assert_never, get_args
+from typing import assert_never
 
 from reelwire import messages as m
 from reelwire.errors import RequestError
@@ -156,9 +156,9 @@ class BrokerCore:
                 self._watch(peer)
             case m.Goodbye(reason=reason):
                 self._drop(peer, "left" + (f": {reason}" if reason else ""), left=True)
-            case _ if peer.kind == "client" and isinstance(message, get_args(m.ClientMessage)):
+            case _ if peer.kind == "client" and isinstance(message, m.ClientMessage):
                 self._client_says(peer, event)
-            case _ if peer.kind == "worker" and isinstance(message, get_args(m.WorkerMessage)):
+            case _ if peer.kind == "worker" and isinstance(message, m.WorkerMessage):
                 self._worker_says(peer, message)
             case _:
                 self._expel(peer, "malformed", f"a {peer.kind} doesn't send {type(message).__name__}")
@@ -321,7 +321,7 @@ class BrokerCore:
         if isinstance(message, m.StageReady):
             self._stage_ready(peer, message)
             return
-        assert isinstance(message, get_args(t.WorkerSays)), f"{type(message).__name__} was handled before"
+        assert isinstance(message, t.WorkerSays), f"{type(message).__name__} was handled before"
         if isinstance(message, m.StageFailed) and message.phase == "build":
             self._stage_not_built(peer, message)
             return

@@ -120,7 +120,7 @@ def test_streaming_21_initialized_in_order_handing_on_what_each_made(rig: Any, k
         ("decode", {"encode": "made"}, [], {"seed": 0}),
         ("denoise", {"encode": "made", "decode": "made"}, [], {"seed": 0}),
     ]
-    assert client.state(asked.session)[0] == "ready"
+    assert client.state(worker.last(m.InitializeStage).session)[0] == "ready"
 
 
 def test_an_initialization_that_refuses_the_request_ends_the_session(rig: Any) -> None:
