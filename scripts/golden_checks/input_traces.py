@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 else:
     from golden_checks.broker_rig import CLIENT, BrokerRig, world
 
-CAPACITIES = dict.fromkeys(("encode_request", "condition", "control", "latent", "output"), 2)
+CAPACITIES: dict[str, int] = dict.fromkeys(("encode_request", "condition", "control", "latent", "output"), 2)
 KEY_FIELDS = ("key", "control", "direction")
 EVENT_FIELDS = ("event", "action")
 RELEASES = ("release", "keyup", "end")
