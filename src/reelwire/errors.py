@@ -56,7 +56,7 @@ class ControlError(ReelwireError):
     """A control was refused and changed nothing.
 
     Attributes:
-        code: ``duplicate``, ``gap``, ``past_end``, ``no_room``, ``unknown_key`` or ``malformed``.
+        code: ``duplicate``, ``gap``, ``past_end``, ``no_room``, ``unknown_key``, ``malformed`` or ``ended``.
         expected: the index that would have been accepted, if the fault was the index.
     """
 
