@@ -67,6 +67,7 @@ def demo(
         raise ReelwireError("stopped; nothing of the demo runs any more") from None
     _report(out, record, changes, memory, time.monotonic() - began, as_json)
     if record.state == "stopped":
+        tell(f"{record.reason}; nothing of the demo runs any more")
         raise typer.Exit(1)
 
 
