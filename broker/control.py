@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from reelwire.controls import KeyState, canonical_keys, merged, next_from_register
 from reelwire.errors import ControlError, RequestError
 from reelwire.messages import Applied, Artifact
-from reelwire.spec import StreamSpec
+from reelwire.spec import StreamSpec, check_tensors
 
 CHANGES_MAX = 32
 
@@ -133,10 +133,6 @@ def check_control(control: Artifact, spec: StreamSpec) -> Artifact:
     for name in control.values:
         if name not in ("keys", "reset_pose"):
             raise ControlError("malformed", f"{name!r} is no value of a control; accepted: keys, reset_pose")
-    for name in control.tensors:
-        if name not in spec.control_tensors:
-            accepted = ", ".join(spec.control_tensors) or "none"
-            raise ControlError("malformed", f"{name!r} is no tensor of a control; accepted: {accepted}")
     reset_pose = control.values.get("reset_pose", False)
     if not isinstance(reset_pose, bool):
         raise ControlError("malformed", "reset_pose is not true or false")
@@ -144,6 +140,10 @@ def check_control(control: Artifact, spec: StreamSpec) -> Artifact:
     if (keys is None) == (not control.tensors):
         raise ControlError("malformed", "a control has either keys or tensors, and exactly one of them")
     if keys is None:
+        try:
+            check_tensors(spec.control_tensors, {name: (ref.dtype, ref.shape) for name, ref in control.tensors.items()})
+        except RequestError as error:
+            raise ControlError("malformed", str(error)) from None
         return control
     if not isinstance(keys, list) or not all(isinstance(key, str) for key in keys):
         raise ControlError("malformed", "keys is not a list of key names")

@@ -14,7 +14,7 @@ from typing import assert_never
 from reelwire import messages as m
 from reelwire.errors import RequestError
 from reelwire.messages import Failure
-from reelwire.spec import Plain, check_registrable
+from reelwire.spec import Plain, StreamSpec, check_registrable
 
 from . import report
 from . import transitions as t
@@ -182,15 +182,27 @@ class BrokerCore:
                 return
         peer = self._peers.attach(route, kind, name, desk.now)
         self._told.discard(route)
-        if isinstance(hello, m.WorkerHello):
-            peer.device, peer.packages = hello.device, dict(hello.packages)
-            self._placement.add(peer, hello)
         self._beats.set(peer.attachment, desk.now + self._config.heartbeat_s)
         self._watch(peer)
-        limits, specs = self._config.limits(), self._placement.specs() if kind == "client" else ()
-        welcome = m.Welcome(peer.name, self._version, self._config.heartbeat_s, self._config.missed, limits, specs)
-        desk.send(peer, welcome)
+        self._welcome(peer)
         desk.log("info", "attached", peer=peer.name, kind=kind, attachment=peer.attachment)
+        if isinstance(hello, m.WorkerHello):
+            peer.device, peer.packages = hello.device, dict(hello.packages)
+            before = self._placement.specs()
+            self._placement.add(peer, hello)
+            self._tell_specs(before)
+
+    def _welcome(self, peer: Peer) -> None:
+        limits, specs = self._config.limits(), self._placement.specs() if peer.kind == "client" else ()
+        beat_s, missed = self._config.heartbeat_s, self._config.missed
+        self._desk.send(peer, m.Welcome(peer.name, self._version, beat_s, missed, limits, specs))
+
+    def _tell_specs(self, before: tuple[StreamSpec, ...]) -> None:
+        """Welcome every client again when other pipelines can be asked for than `before`."""
+        if self._placement.specs() != before:
+            for peer in self._peers.by_route.values():
+                if peer.kind == "client":
+                    self._welcome(peer)
 
     def _reject(self, route: bytes, code: str, reason: str) -> None:
         self._desk.counters[f"rejected_{code}"] += 1
@@ -232,7 +244,9 @@ class BrokerCore:
         self._beats.drop(peer.attachment)
         self._silences.drop(peer.attachment)
         if peer.kind == "worker":
+            before = self._placement.specs()
             self._placement.remove(peer)
+            self._tell_specs(before)
         event = t.WorkerLost(peer, reason) if peer.kind == "worker" else t.ClientLeft() if left else t.ClientLost()
         for session in list(peer.sessions.values()):
             session.handle(event)

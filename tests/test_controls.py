@@ -23,7 +23,7 @@ from reelwire.controls import (
     next_from_register,
 )
 from reelwire.errors import RequestError
-from reelwire.spec import Edge, StageSpec, StreamSpec, validate
+from reelwire.spec import Edge, StageSpec, StreamSpec, TensorInput, validate
 
 SPEC = StreamSpec(
     name="toy",
@@ -40,7 +40,10 @@ SPEC = StreamSpec(
     fps=16.0,
     control_names=("a", "d", "s", "w"),
     control_aliases={"ArrowUp": "w", "left": "a"},
-    control_tensors=("poses", "intrinsics"),
+    control_tensors=(
+        TensorInput("poses", "float", (-1, 4, 4), required=True),
+        TensorInput("intrinsics", "float", (4,)),
+    ),
 )
 IDENTITY = np.eye(4, dtype=np.float32)[None]
 

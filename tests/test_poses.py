@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from reelwire.errors import RequestError
 from reelwire.poses import read_path, resampled_poses
-from reelwire.spec import Edge, StageSpec, StreamSpec
+from reelwire.spec import Edge, StageSpec, StreamSpec, TensorInput
 
 WORLD = StreamSpec(
     name="world",
@@ -29,7 +29,11 @@ WORLD = StreamSpec(
     frames_next=12,
     frame_stride=4,
     fps=16,
-    control_tensors=("poses", "intrinsics", "action"),
+    control_tensors=(
+        TensorInput("poses", "float", (-1, 4, 4), required=True),
+        TensorInput("intrinsics", "float", (4,)),
+        TensorInput("action", "float", (-1, 4)),
+    ),
 )
 
 

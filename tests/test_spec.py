@@ -279,8 +279,8 @@ IMAGE = ("uint8", (4, 5, 3))
 
 def test_tensors_fit_their_declared_shape() -> None:
     """A free dimension takes any size but zero; an optional tensor may be missing."""
-    check_tensors(WORLD, {"image": IMAGE})
-    check_tensors(WORLD, {"image": IMAGE, "mask": ("bool", (2, 2))})
+    check_tensors(WORLD.tensors, {"image": IMAGE})
+    check_tensors(WORLD.tensors, {"image": IMAGE, "mask": ("bool", (2, 2))})
 
 
 @pytest.mark.parametrize(
@@ -298,5 +298,5 @@ def test_tensors_fit_their_declared_shape() -> None:
 def test_a_refused_tensor_is_named(given_: Mapping[str, tuple[str, tuple[int, ...]]], sentence: str) -> None:
     """The error carries the tensor's name, and the sentence says what is accepted."""
     with pytest.raises(RequestError) as caught:
-        check_tensors(WORLD, given_)
+        check_tensors(WORLD.tensors, given_)
     assert str(caught.value) == sentence

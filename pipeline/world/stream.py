@@ -46,13 +46,21 @@ def world_spec(config: WorldConfig) -> StreamSpec:
         frame_stride=stride,
         control_names=KEY_NAMES,
         control_aliases=dict(KEY_ALIASES),
-        control_tensors=("poses", "intrinsics", "action"),
+        control_tensors=_control_tensors(config),
         parameters=_parameters(config),
         tensors=(
             TensorInput("image", "uint8", (-1, -1, 3), required=True),
             TensorInput("intrinsics", "float32", (4,)),
         ),
     )
+
+
+def _control_tensors(config: WorldConfig) -> tuple[TensorInput, ...]:
+    poses = TensorInput("poses", "float", (config.chunk_size, 4, 4), required=True)
+    intrinsics = TensorInput("intrinsics", "float", (4,))
+    if config.control == "cam":
+        return poses, intrinsics
+    return poses, intrinsics, TensorInput("action", "float", (-1, 4), required=True)
 
 
 def _parameters(config: WorldConfig) -> tuple[Parameter, ...]:

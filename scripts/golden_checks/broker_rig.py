@@ -12,7 +12,7 @@ from reelwire.broker.config import BrokerConfig
 from reelwire.broker.core import BrokerCore
 from reelwire.broker.events import Received, TurnEnded
 from reelwire.messages import Artifact, Failure
-from reelwire.spec import Edge, Prefetch, StageSpec, StreamSpec, validate
+from reelwire.spec import Edge, Prefetch, StageSpec, StreamSpec, TensorInput, validate
 
 VERSION = "0.1"
 CLIENT, WORKER = b"client", b"worker"
@@ -45,7 +45,7 @@ def world(
         latency_anchor="control",
         control_names=keys,
         control_aliases=aliases,
-        control_tensors=("poses",),
+        control_tensors=(TensorInput("poses", "float", (-1, 4, 4), required=True),),
     )
 
 

@@ -232,5 +232,5 @@ def _tensors(
         else:
             given["image"] = media.shrink(np.asarray(image), image_bytes_max)
     refs = tensor_refs(given)
-    check_tensors(spec, {name: (ref.dtype, ref.shape) for name, ref in refs.items()})
+    check_tensors(spec.tensors, {name: (ref.dtype, ref.shape) for name, ref in refs.items()})
     return refs

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from .errors import RequestError
-from .spec import StreamSpec
+from .spec import StreamSpec, check_tensors
 
 Source = Literal["tap", "held"]
 EventKind = Literal["press", "release", "tap", "reset", "reset_pose"]
@@ -153,7 +153,7 @@ class Control:
     Attributes:
         keys: names of the keys that are down throughout the chunk, sorted; empty means standing still.
         poses: camera-to-world matrices [latent frames of the chunk, 4, 4]; x right, y down, z forward.
-        intrinsics: fx, fy, cx, cy as [4] or [rows, 4], of which the first row counts; only beside `poses`.
+        intrinsics: fx, fy, cx, cy as [4]; of [rows, 4] the first row is kept. Only beside `poses`.
         action: flags [rows, channels] in the order w, a, s, d; only beside `poses`.
         reset_pose: the pose that keys move goes back to the first one before this chunk.
 
@@ -190,7 +190,9 @@ class Control:
         values: dict[str, Any] = {
             "keys": None if keys is None else _names(keys),
             "poses": None if poses is None else _array("poses", poses, "[frames, 4, 4]"),
-            "intrinsics": None if intrinsics is None else _array("intrinsics", intrinsics, "[4] or [rows, 4]"),
+            "intrinsics": None
+            if intrinsics is None
+            else _array("intrinsics", intrinsics, "[4] or [rows, 4]").reshape(-1, 4)[0],
             "action": None if action is None else _array("action", action, "[rows, channels]"),
             "reset_pose": reset_pose,
         }
@@ -221,13 +223,11 @@ class Control:
         """The same control with canonical key names.
 
         Raises:
-            RequestError: a key, or an array of that name, isn't one of the stream's.
+            RequestError: a key isn't one of the stream's, or the arrays aren't: another name, another shape.
         """
-        for name in self.tensors():
-            if name not in spec.control_tensors:
-                accepted = ", ".join(spec.control_tensors) or "none"
-                raise RequestError(name, f"is not an array of {spec.name!r}; accepted: {accepted}")
         if self.keys is None:
+            given = {name: (array.dtype.name, array.shape) for name, array in self.tensors().items()}
+            check_tensors(spec.control_tensors, given)
             return self
         return Control(keys=canonical_keys(self.keys, spec), reset_pose=self.reset_pose)
 

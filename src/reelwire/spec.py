@@ -92,9 +92,20 @@ class Parameter:
     choices: tuple[str, ...] = ()
 
 
+FLOATS = {"float": ("float32", "float64")}
+"""What a `TensorInput` of dtype ``float`` accepts."""
+
+
 @dataclass(frozen=True, slots=True)
 class TensorInput:
-    """A tensor that a session request may carry; a dimension of -1 is free."""
+    """A tensor that a request or a control may carry.
+
+    Attributes:
+        name: its name.
+        dtype: as in `tensors.ITEM_BYTES`, or ``float`` for float32 and float64 alike.
+        shape: its dimensions; -1 is any size.
+        required: whether it must be there; for a control: wherever the control has tensors.
+    """
 
     name: str
     dtype: str
@@ -119,7 +130,7 @@ class StreamSpec:
         latency_anchor: the external input whose acceptance starts the clock of a chunk; None: the first one.
         control_names: canonical key names; a control may name no others.
         control_aliases: other spellings, alias to canonical name.
-        control_tensors: names of the tensors that an explicit control may carry.
+        control_tensors: tensors that an explicit control may carry.
         chunks_max: most chunks of one session.
         frames_first: pixel frames of chunk 0.
         frames_next: pixel frames of every later chunk.
@@ -146,7 +157,7 @@ class StreamSpec:
     frame_stride: int = 1
     control_names: tuple[str, ...] = ()
     control_aliases: Mapping[str, str] = field(default_factory=dict)
-    control_tensors: tuple[str, ...] = ()
+    control_tensors: tuple[TensorInput, ...] = ()
     parameters: tuple[Parameter, ...] = ()
     tensors: tuple[TensorInput, ...] = ()
 
@@ -387,28 +398,28 @@ def check_parameters(spec: StreamSpec, given: Mapping[str, Plain]) -> dict[str, 
     return complete
 
 
-def check_tensors(spec: StreamSpec, given: Mapping[str, tuple[str, tuple[int, ...]]]) -> None:
-    """Check dtype and shape of the tensors of a request, by name.
+def check_tensors(accepted: tuple[TensorInput, ...], given: Mapping[str, tuple[str, tuple[int, ...]]]) -> None:
+    """Check dtype and shape of tensors, by name, against what is accepted.
 
     Raises:
         RequestError: a tensor is unknown, missing, of another dtype or of another shape.
     """
-    known = {tensor.name: tensor for tensor in spec.tensors}
+    known = {tensor.name: tensor for tensor in accepted}
     for name in given:
         if name not in known:
             raise RequestError(name, f"unknown tensor; accepted: {', '.join(known) or 'none'}")
     for name, tensor in known.items():
-        accepted = f"{tensor.dtype}[{', '.join('any' if size == -1 else str(size) for size in tensor.shape)}]"
+        wanted = f"{tensor.dtype}[{', '.join('any' if size == -1 else str(size) for size in tensor.shape)}]"
         if name not in given:
             if tensor.required:
-                raise RequestError(name, f"is required; accepted: {accepted}")
+                raise RequestError(name, f"is required; accepted: {wanted}")
             continue
         dtype, shape = given[name]
         fits = len(shape) == len(tensor.shape) and all(
             want in (-1, have) and have > 0 for want, have in zip(tensor.shape, shape, strict=True)
         )
-        if dtype != tensor.dtype or not fits:
-            raise RequestError(name, f"is {dtype}{list(shape)}; accepted: {accepted}")
+        if dtype not in FLOATS.get(tensor.dtype, (tensor.dtype,)) or not fits:
+            raise RequestError(name, f"is {dtype}{list(shape)}; accepted: {wanted}")
 
 
 def _check_parameter(parameter: Parameter, value: Plain) -> bool | int | float | str:

@@ -49,7 +49,7 @@ def world(**changes: Any) -> StreamSpec:
         frame_stride=4,
         control_names=("w", "a", "s", "d"),
         control_aliases={"up": "w"},
-        control_tensors=("poses",),
+        control_tensors=(TensorInput("poses", "float", (-1, 4, 4), required=True),),
         parameters=(Parameter("seed", "integer", "seed", default=0),),
         tensors=(TensorInput("image", "uint8", (-1, -1, 3)),),
     )

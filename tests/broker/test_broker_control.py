@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 
 from reelwire.broker.control import CHANGES_MAX, ControlDesk, check_control
 from reelwire.controls import Keys, KeyState
 from reelwire.errors import ControlError
 from reelwire.messages import Applied, Artifact
+from reelwire.tensors import from_array
 
 
 @pytest.fixture
@@ -134,10 +136,20 @@ def test_streaming_17_aliases_become_canonical(desk: ControlDesk, kit: Any) -> N
     assert check_control(kit.keys_of("up", "a"), kit.world()) == kit.keys_of("a", "w")
 
 
-def test_a_control_of_tensors_passes_as_it_is(kit: Any) -> None:
-    """The broker doesn't look into tensors that the spec lists."""
-    control = Artifact({}, {"poses": kit.image(1, 4, 4)})
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_a_control_of_tensors_passes_as_it_is(kit: Any, dtype: type) -> None:
+    """The broker looks at dtype and shape of the tensors that the spec lists, not into them."""
+    control = Artifact({}, {"poses": from_array(np.zeros((1, 4, 4), dtype))})
     assert check_control(control, kit.world()) is control
+
+
+@pytest.mark.parametrize("shape", [(4, 4), (1, 3, 4), (1, 4, 4, 1)])
+def test_streaming_17_poses_of_another_shape_are_refused(kit: Any, shape: tuple[int, ...]) -> None:
+    """What the stage couldn't use is refused here, where it costs nothing; the sentence says what is accepted."""
+    control = Artifact({}, {"poses": from_array(np.zeros(shape))})
+    with pytest.raises(ControlError, match=r"poses: is float64.*accepted: float\[any, 4, 4\]") as caught:
+        check_control(control, kit.world())
+    assert caught.value.code == "malformed"
 
 
 @pytest.mark.parametrize(

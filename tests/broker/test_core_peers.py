@@ -27,6 +27,21 @@ def test_streaming_38_a_welcome_says_version_limits_and_specs(rig: Any, kit: Any
     assert rig.peers[b"w"].last(m.Welcome).specs == ()
 
 
+def test_streaming_38_a_client_is_told_when_pipelines_come_and_go(rig: Any, kit: Any) -> None:
+    """A client that was there first is welcomed again, under its old number, whenever there is something else to ask for."""
+    client = rig.client()
+    assert client.last(m.Welcome).specs == ()
+    worker = rig.worker()
+    assert client.last(m.Welcome).specs == (kit.world(),)
+    rig.worker("second")
+    assert len(client.heard(m.Welcome)) == 2
+    worker.say(m.Goodbye())
+    assert len(client.heard(m.Welcome)) == 2
+    rig.peers[b"second"].say(m.Goodbye())
+    assert client.last(m.Welcome).specs == ()
+    assert len(client.heard(m.Welcome)) == 3
+
+
 @pytest.mark.parametrize("version", ["0.2.0", "1.1.0", "", "0"])
 def test_streaming_38_another_version_is_refused_with_both_named(rig: Any, kit: Any, version: str) -> None:
     """Major and minor must agree; the refusal names both versions, for clients and workers."""

@@ -126,7 +126,7 @@ def attached(rig: Rig) -> Rig:
 SPEC = StreamSpec(
     "toy", (StageSpec("make", ("control",), ("frames",), ("image",)),), (Edge("control"), Edge("frames")), ("control",),
     ("frames",), ("make",), "control", chunks_max=10, frames_first=9, frames_next=12, frame_stride=4, fps=16.0,
-    control_names=("a", "d", "w"), control_aliases={"up": "w"}, control_tensors=("poses",),
+    control_names=("a", "d", "w"), control_aliases={"up": "w"}, control_tensors=(TensorInput("poses", "float", (-1, 4, 4), required=True),),
     parameters=(Parameter("prompt", "string", "the world", default="", maximum=2_000_000),
                 Parameter("seed", "integer", "of the noise", default=0), Parameter("size", "integer", "s", default=1)),
     tensors=(TensorInput("image", "uint8", (-1, -1, 3)), TensorInput("depth", "float32", (-1,))),

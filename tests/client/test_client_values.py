@@ -12,13 +12,13 @@ from reelwire.client_values import array_of, control_artifact, control_of, frame
 from reelwire.controls import Control
 from reelwire.errors import ControlError, RequestError, WireError
 from reelwire.messages import Artifact
-from reelwire.spec import Edge, StageSpec, StreamSpec
+from reelwire.spec import Edge, StageSpec, StreamSpec, TensorInput
 from reelwire.tensors import Inline, TensorRef, from_array
 
 SPEC = StreamSpec(
     "toy", (StageSpec("make", ("control",), ("frames", "depth")),), (Edge("control"), Edge("frames"), Edge("depth")),
     ("control",), ("frames", "depth"), ("make",), "control", 9, 5, 4, 16.0, control_names=("a", "w"),
-    control_aliases={"up": "w"}, control_tensors=("poses", "intrinsics"),
+    control_aliases={"up": "w"}, control_tensors=(TensorInput("poses", "float", (-1, 4, 4), required=True), TensorInput("intrinsics", "float", (4,))),
 )  # fmt: skip
 FRAMES = from_array(np.zeros((2, 4, 4, 3), np.uint8))
 

@@ -63,8 +63,10 @@ def gated(folder: Path) -> Path:
 def test_a_session_is_ordered_and_complete(stack: Any) -> None:
     """Every chunk comes once and in order, with its control, and the session completes."""
     stack.broker()
+    client = stack.client()  # before there is a worker
+    with pytest.raises(RequestError, match="'lab' is unknown"):
+        play(client, seed=3)
     stack.worker("one")
-    client = stack.client()
     chunks = play(client, seed=3, chunks=8)
     assert [chunk.index for chunk in chunks] == list(range(8))
     assert [chunk.control.keys for chunk in chunks] == [("d", "w"), ("w",)] * 4
