@@ -20,6 +20,7 @@ import zmq
 import reelwire
 from reelwire import wire
 from reelwire.errors import ConfigError, VersionMismatch, WireError
+from reelwire.wake import Wake
 
 from .actions import Action, Forget, Log, Send, Stop
 from .config import BrokerConfig
@@ -27,7 +28,6 @@ from .core import BrokerCore
 from .endpoint import IN_USE, claimed
 from .events import Event, Malformed, OutboxFull, Received, ShutdownRequested, TurnEnded, Unreachable
 from .outbox import Outboxes, Sent
-from .wake import Wake
 
 SEND_QUEUE_MESSAGES_MAX = 256
 """Messages that the socket itself keeps per connection; what doesn't fit waits in our own, bounded, outbox."""

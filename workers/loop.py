@@ -19,6 +19,7 @@ import reelwire
 from reelwire import wire
 from reelwire.errors import ConfigError, VersionMismatch, WireError
 from reelwire.messages import Goodbye
+from reelwire.wake import Wake
 
 from .actions import Action, Connect, Log, Ready, Run, Send, Stop
 from .config import WorkerConfig
@@ -26,7 +27,6 @@ from .core import WorkerCore
 from .events import Event, Finished, Malformed, OutboxFull, Received, Reported, ShutdownRequested, Started, Tick
 from .runner import StageThread, load, package_versions, threads_for
 from .supervisor import die_with_parent
-from .wake import Wake
 
 RECEIVES_PER_TURN_MAX = 256
 JOIN_LIMIT_S = 2.0

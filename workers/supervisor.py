@@ -15,7 +15,6 @@ import os
 import queue
 import selectors
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -26,6 +25,7 @@ from dataclasses import dataclass, field
 from typing import Self
 
 from reelwire.errors import ReelwireError
+from reelwire.wake import Wake
 
 LINE_BYTES_MAX = 64 << 10
 _PR_SET_PDEATHSIG = 1
@@ -140,11 +140,9 @@ class Supervisor:
         self._watched: dict[str, _Watched] = {}
         self._changed = threading.Condition()
         self._orders: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
-        self._woken, self._wake = socket.socketpair()
-        for end in (self._woken, self._wake):
-            end.setblocking(False)
+        self._wake = Wake()
         self._selector = selectors.DefaultSelector()
-        self._selector.register(self._woken, selectors.EVENT_READ, self._read_wake)
+        self._selector.register(self._wake, selectors.EVENT_READ, self._read_wake)
         self._ranks: deque[list[_Watched]] = deque()
         self._stopping = False
         self._kill_at: float | None = None
@@ -229,8 +227,7 @@ class Supervisor:
 
     def _order(self, order: Callable[[], None]) -> None:
         self._orders.put(order)
-        with contextlib.suppress(OSError):  # full: it is awake already; closed: it has ended
-            self._wake.send(b"\0")
+        self._wake.set()
 
     def _serve(self) -> None:
         while not (self._stopping and not self._ranks and not any(each.process for each in self._watched.values())):
@@ -241,13 +238,10 @@ class Supervisor:
                 key.data()
             self._look_at_the_clock(time.monotonic())
         self._selector.close()
-        self._woken.close()
         self._wake.close()
 
     def _read_wake(self) -> None:
-        with contextlib.suppress(BlockingIOError):
-            while self._woken.recv(4096):
-                pass
+        self._wake.clear()
         with contextlib.suppress(queue.Empty):
             while True:
                 self._orders.get_nowait()()

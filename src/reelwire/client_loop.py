@@ -8,12 +8,10 @@ socket or the wake pair is readable, or until the core's next deadline.
 from __future__ import annotations
 
 import atexit
-import contextlib
 import ipaddress
 import math
 import os
 import re
-import socket
 import threading
 import time
 import weakref
@@ -26,6 +24,7 @@ from . import client_events as e
 from . import messages, wire
 from .client_core import ClientCore
 from .errors import RequestError, UsageError, VersionMismatch, WireError
+from .wake import Wake
 
 OUTBOX_BYTES_MAX = 64 << 20
 LINGER_S = 0.5
@@ -95,9 +94,7 @@ class Link:
         self._goodbye = False  # is the last thing that was sent, and worth waiting for
         self._abandoned: deque[str] = deque()
         self._pid = os.getpid()
-        self._wake_in, self._wake_out = socket.socketpair()
-        self._wake_in.setblocking(False)
-        self._wake_out.setblocking(False)
+        self._wake = Wake()
         self._thread = threading.Thread(target=self._run, name="reelwire-client", daemon=True)
         _links.add(self)
         self._thread.start()
@@ -159,12 +156,12 @@ class Link:
     def abandon(self, session: str) -> None:
         """Say that nobody holds the session any more; takes no lock, so that a finalizer may call it."""
         self._abandoned.append(session)
-        self._wake()
+        self._wake.set()
 
     def leave(self) -> None:
         """Ask the thread to say goodbye and end; takes no lock, so that a finalizer may call it."""
         self._leaving = True
-        self._wake()
+        self._wake.set()
 
     def join(self, timeout_s: float) -> None:
         """Wait for the thread's end."""
@@ -192,7 +189,7 @@ class Link:
             if not isinstance(action, e.Send):
                 self.changed.notify_all()
         if actions:
-            self._wake()
+            self._wake.set()
 
     def _check_process(self) -> None:
         if os.getpid() != self._pid:
@@ -206,10 +203,6 @@ class Link:
         self._outbox.append(frames)
         self._outbox_bytes += _size(frames)
 
-    def _wake(self) -> None:
-        with contextlib.suppress(OSError):  # full: the thread will wake anyway; closed: it has ended
-            self._wake_out.send(b"\0")
-
     # --- the thread ----------------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
@@ -222,8 +215,7 @@ class Link:
             if not isinstance(error, zmq.ZMQError | OSError):
                 raise
         finally:
-            self._wake_in.close()
-            self._wake_out.close()
+            self._wake.close()
 
     def _serve(self, context: zmq.Context[zmq.Socket[bytes]]) -> None:
         dealer = self._connected(context)
@@ -257,14 +249,14 @@ class Link:
 
     def _turn(self, dealer: zmq.Socket[bytes]) -> None:
         poller = zmq.Poller()
-        poller.register(self._wake_in.fileno(), zmq.POLLIN)
+        poller.register(self._wake.fileno(), zmq.POLLIN)
         with self.lock:
             blocked = not self._flush(dealer)
             wake_at = self.core.wake_at
         poller.register(dealer, zmq.POLLIN | (zmq.POLLOUT if blocked else 0))
         wait_ms = None if wake_at is None else max(0, math.ceil((wake_at - time.monotonic()) * 1000))
         poller.poll(wait_ms)
-        self._drain_wakes()
+        self._wake.clear()
         drained = self._receive(dealer)
         with self.lock:
             while self._abandoned:
@@ -277,11 +269,6 @@ class Link:
     def _forget(self, session: str) -> None:
         if session in self.core.sessions:
             self.feed(lambda now: e.Forget(now, session))
-
-    def _drain_wakes(self) -> None:
-        with contextlib.suppress(BlockingIOError):
-            while self._wake_in.recv(4096):
-                pass
 
     def _flush(self, dealer: zmq.Socket[bytes]) -> bool:
         """Send what waits; whether everything went out."""

@@ -102,8 +102,8 @@ def start() -> Iterator[Start]:
 
     yield one
     for loop, thread, claim in running:
-        loop.wake.set()
-        loop.wake.set()
+        loop.wake.ask()
+        loop.wake.ask()
         thread.join(LIMIT_S)
         assert not thread.is_alive()
         loop.close()
@@ -368,7 +368,7 @@ def test_waking_never_blocks() -> None:
     loop = Loop(BrokerConfig(listen=ANY_PORT))
     try:
         for _ in range(100_000):
-            loop.wake.set()
+            loop.wake.ask()
         assert loop.wake.clear() > 0
     finally:
         loop.close()

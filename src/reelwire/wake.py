@@ -1,4 +1,4 @@
-"""What wakes a loop that waits on a socket: reports of other threads, and signals."""
+"""What wakes a loop that waits on a socket: other threads, and signals."""
 
 from __future__ import annotations
 
@@ -28,8 +28,13 @@ class Wake:
         with contextlib.suppress(OSError):  # full: it is awake already; closed: nobody waits
             self._writer.send(b"\0")
 
+    def ask(self) -> None:
+        """Wake the loop, and ask it to end as SIGTERM does; from any thread."""
+        with contextlib.suppress(OSError):
+            self._writer.send(bytes((signal.SIGTERM,)))
+
     def clear(self) -> int:
-        """Let the loop wait again; how many requests to stop came as signals."""
+        """Let the loop wait again; how often it was asked to end, by signals or by `ask`."""
         asked = 0
         with contextlib.suppress(BlockingIOError):
             while data := self._reader.recv(4096):
