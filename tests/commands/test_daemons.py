@@ -58,7 +58,10 @@ def test_an_ipc_path_where_a_broker_listens_is_left_to_it(reelwire: Reelwire, tm
         assert "in use" in second.sentence()
         with Client(endpoint) as client:
             assert client.status()["version"] == __version__
-    assert not (tmp_path / "broker.ipc").exists()
+        process.send_signal(signal.SIGTERM)
+        _, err = process.communicate(timeout=60)
+    assert process.returncode == 0, err
+    assert not (tmp_path / "broker.ipc").exists(), err
 
 
 def test_status_shows_workers_and_stages(reelwire: Reelwire, lab: str) -> None:

@@ -97,6 +97,21 @@ def stopped_by_signals() -> Iterator[None]:
             signal.signal(number, handler)
 
 
+@contextmanager
+def uninterrupted() -> Iterator[None]:
+    """Let the block run to its end; a signal that came meanwhile interrupts then."""
+    came: list[int] = []
+    numbers = (signal.SIGTERM, signal.SIGINT)
+    before = {number: signal.signal(number, lambda number, _frame: came.append(number)) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    if came:
+        raise KeyboardInterrupt
+
+
 def stop(supervisor: Supervisor) -> bool:
     """End all children in order; another Ctrl-C meanwhile ends them now. Whether they ended in order."""
     try:

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 from ..controls import Control, KeyTrace
 from ..errors import BrokerUnreachable, ControlError, ReelwireError, SessionError
+from .local import uninterrupted
 from .recipe import Recipe, Record, percentiles, plain_control
 from .shared import plain
 
@@ -91,11 +92,12 @@ def _write(
         try:
             with contextlib.closing(_chunks(session, recipe)) as chunks:
                 for chunk in chunks:
-                    writer.write(chunk.frames)
-                    digest.update(chunk.frames.tobytes())
-                    record.frames, record.frames_sha256 = writer.frames, digest.hexdigest()
-                    _note(record, chunk)
-                    on_chunk(chunk, record)
+                    with uninterrupted():  # video and record hold whole chunks, and the same ones
+                        writer.write(chunk.frames)
+                        digest.update(chunk.frames.tobytes())
+                        record.frames, record.frames_sha256 = writer.frames, digest.hexdigest()
+                        _note(record, chunk)
+                        on_chunk(chunk, record)
             record.state = "completed" if len(record.chunks) == recipe.chunks else "closed"
         except KeyboardInterrupt:
             record.state, record.reason = "stopped", f"stopped after {len(record.chunks)} of {recipe.chunks} chunks"
