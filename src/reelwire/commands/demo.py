@@ -18,8 +18,8 @@ from .local import (
     BROKER,
     READY_BROKER_S,
     READY_WORKER_S,
+    Endings,
     broker_child,
-    stop,
     stopped_by_signals,
     wait_ready,
     worker_child,
@@ -61,8 +61,9 @@ def demo(
         raise RequestError("out", f"{out} can't be made ({error.strerror}); accepted: a folder") from None
     began = time.monotonic()
     try:
-        with stopped_by_signals():
-            record, changes, memory = _run(out, chunks, seed, as_json)
+        endings = Endings()
+        with stopped_by_signals(endings):
+            record, changes, memory = _run(out, chunks, seed, endings, quiet=as_json)
     except KeyboardInterrupt:
         raise ReelwireError("stopped; nothing of the demo runs any more") from None
     _report(out, record, changes, memory, time.monotonic() - began, as_json)
@@ -71,7 +72,9 @@ def demo(
         raise typer.Exit(1)
 
 
-def _run(out: Path, chunks: int, seed: int, as_json: bool) -> tuple[Record, list[float], dict[str, int]]:
+def _run(
+    out: Path, chunks: int, seed: int, endings: Endings, *, quiet: bool
+) -> tuple[Record, list[float], dict[str, int]]:
     from ..media import contact_sheet, load_image
     from .plan import recipe_of
     from .progress import stream_bar
@@ -87,13 +90,13 @@ def _run(out: Path, chunks: int, seed: int, as_json: bool) -> tuple[Record, list
     with importlib.resources.as_file(importlib.resources.files("reelwire") / "assets" / PICTURE) as path:
         picture = load_image(path)
         flags = _flags(path, out / "world.mp4", chunks, seed)
-        with _local(as_json) as (supervisor, endpoint):
+        with _local(endings, quiet=quiet) as (supervisor, endpoint):
             from .. import Client
 
             with Client(endpoint) as client:
                 spec = client.pipelines["world"]
                 recipe = recipe_of(flags, spec)
-                with stream_bar("world", chunks, quiet=as_json) as on_chunk:
+                with stream_bar("world", chunks, quiet=quiet) as on_chunk:
                     record = record_stream(client, spec, recipe, picture, flags.out, _both(keep, on_chunk))
                 changes = live_changes(client, picture, seed) if record.state == "completed" else []
             memory = peak_memory({"this process": os.getpid(), **supervisor.pids()})
@@ -148,7 +151,7 @@ def _both(first: OnChunk, second: OnChunk) -> OnChunk:
 
 
 @contextlib.contextmanager
-def _local(quiet: bool) -> Iterator[tuple[Supervisor, str]]:
+def _local(endings: Endings, *, quiet: bool) -> Iterator[tuple[Supervisor, str]]:
     """A broker on a port that the system picks and one worker with all stages; both are gone afterwards."""
     from ..broker.config import BrokerConfig
     from ..settings import Settings
@@ -179,7 +182,7 @@ def _local(quiet: bool) -> Iterator[tuple[Supervisor, str]]:
             tell("what the processes said last:\n" + "\n".join(said))
         raise
     finally:
-        stop(supervisor)
+        endings.stop(supervisor)
 
 
 def peak_memory(pids: dict[str, int]) -> dict[str, int]:

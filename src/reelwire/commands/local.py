@@ -6,7 +6,7 @@ import dataclasses
 import os
 import signal
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from types import FrameType
 from typing import TYPE_CHECKING, Any
@@ -79,48 +79,69 @@ def told(error: Any) -> ReelwireError:
     return failure
 
 
+Handler = Callable[[int, FrameType | None], None]
+
+
+def _interrupt(_number: int, _frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
+
+
 @contextmanager
-def stopped_by_signals() -> Iterator[None]:
+def stopped_by_signals(handler: Handler = _interrupt) -> Iterator[None]:
     """SIGTERM interrupts as Ctrl-C does, so that both clean up on their way out.
 
     SIGINT is taken too, because a shell starts a command in the background with that signal ignored.
     """
-
-    def interrupt(_number: int, _frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
-
-    before = {number: signal.signal(number, interrupt) for number in (signal.SIGTERM, signal.SIGINT)}
+    before = {number: signal.signal(number, handler) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
         yield
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        for number, old in before.items():
+            signal.signal(number, old)
 
 
 @contextmanager
 def uninterrupted() -> Iterator[None]:
     """Let the block run to its end; a signal that came meanwhile interrupts then."""
     came: list[int] = []
-    numbers = (signal.SIGTERM, signal.SIGINT)
-    before = {number: signal.signal(number, lambda number, _frame: came.append(number)) for number in numbers}
-    try:
+    with stopped_by_signals(lambda number, _frame: came.append(number)):
         yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
     if came:
         raise KeyboardInterrupt
 
 
-def stop(supervisor: Supervisor) -> bool:
-    """End all children in order; another Ctrl-C meanwhile ends them now. Whether they ended in order."""
-    try:
+class Endings:
+    """What SIGTERM and Ctrl-C do to a command with children: the first one interrupts, a later one ends it now.
+
+    A signal that arrives between the two, while nothing is stopped yet, is remembered: it must not be raised there, where
+    it would be taken for the first.
+    """
+
+    def __init__(self) -> None:
+        """None came."""
+        self._count = 0
+        self._supervisor: Supervisor | None = None
+        self._killed = False
+
+    def __call__(self, _number: int, _frame: FrameType | None) -> None:
+        """Handle a signal."""
+        self._count += 1
+        if self._supervisor is not None:
+            self._kill(self._supervisor)
+        elif self._count == 1:
+            raise KeyboardInterrupt
+
+    def stop(self, supervisor: Supervisor) -> bool:
+        """End all children in order, or at once if asked again. Whether they ended in order."""
+        self._supervisor = supervisor
+        if self._count > 1:
+            self._kill(supervisor)
         supervisor.stop()
-    except KeyboardInterrupt:
+        return not self._killed
+
+    def _kill(self, supervisor: Supervisor) -> None:
+        self._killed = True
         supervisor.kill()
-        supervisor.stop()
-        return False
-    return True
 
 
 def _reelwire(command: str) -> tuple[str, ...]:

@@ -11,8 +11,8 @@ from .local import (
     BROKER,
     READY_BROKER_S,
     READY_WORKER_S,
+    Endings,
     broker_child,
-    stop,
     stopped_by_signals,
     told,
     wait_ready,
@@ -59,7 +59,8 @@ def up(
     }
     wanted = planned(layers, workers, flags)
     in_order = True
-    with stopped_by_signals():
+    endings = Endings()
+    with stopped_by_signals(endings):
         supervisor = Supervisor()
         try:
             supervisor.start(broker_child(broker))
@@ -81,7 +82,7 @@ def up(
         except KeyboardInterrupt:
             _tell(as_json, {"event": "draining"}, "draining; Ctrl-C again ends it now")
         finally:
-            in_order = stop(supervisor)
+            in_order = endings.stop(supervisor)
     _tell(as_json, {"event": "stopped", "in_order": in_order}, "stopped" if in_order else "stopped at once")
     if not in_order:
         raise typer.Exit(1)
