@@ -76,6 +76,7 @@ class Actor:
         """Whether another session can live here."""
         return (
             self.is_ready
+            and not self.worker.draining
             and len(self.tenants) < self.offer.slots
             and self.bytes_used + self.session_bytes <= self.offer.cache_bytes_max
         )

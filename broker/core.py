@@ -335,6 +335,10 @@ class BrokerCore:
         if isinstance(message, m.StageReady):
             self._stage_ready(peer, message)
             return
+        if isinstance(message, m.Draining):
+            peer.draining = True
+            self._desk.log("info", "worker_draining", peer=peer.name, sessions=len(peer.sessions))
+            return
         assert isinstance(message, t.WorkerSays), f"{type(message).__name__} was handled before"
         if isinstance(message, m.StageFailed) and message.phase == "build":
             self._stage_not_built(peer, message)

@@ -26,6 +26,7 @@ class Peer:
         busy_until: until when it said that it may be silent.
         sent_at: when the last message went to it.
         gone: it was dropped; nothing is sent to it.
+        draining: a worker that takes no new sessions.
         device: a worker's device.
         packages: a worker's versions of what its results depend on.
         sessions: a client's sessions, or those that live at a worker.
@@ -41,6 +42,7 @@ class Peer:
     busy_until: float = 0.0
     sent_at: float = 0.0
     gone: bool = False
+    draining: bool = False
     device: str = ""
     packages: dict[str, str] = field(default_factory=dict)
     sessions: dict[str, Session] = field(default_factory=dict)

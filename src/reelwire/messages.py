@@ -48,10 +48,17 @@ class Goodbye:
 
 @dataclass(frozen=True, slots=True)
 class ClientHello:
-    """First message of a client."""
+    """First message of a client.
+
+    Attributes:
+        version: of reelwire.
+        name: the client's own, for logs and the status.
+        limits: what it accepts, by name: ``frame_bytes_max``, ``header_bytes_max``; one that isn't said doesn't bind.
+    """
 
     version: str
     name: str = ""
+    limits: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -277,6 +284,7 @@ class WorkerHello:
         specs: what its stages belong to.
         stages: its actors.
         packages: versions of what its results depend on.
+        limits: what it accepts, by name, as in `ClientHello`.
     """
 
     version: str
@@ -285,6 +293,12 @@ class WorkerHello:
     specs: tuple[StreamSpec, ...]
     stages: tuple[StageOffer, ...]
     packages: Mapping[str, str] = field(default_factory=dict)
+    limits: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Draining:
+    """The worker was asked to stop: it takes no new sessions, and leaves when those it has have ended."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -416,6 +430,7 @@ WorkerMessage = (
     WorkerHello
     | Heartbeat
     | Goodbye
+    | Draining
     | StageReady
     | StageInitialized
     | StageReleased
