@@ -35,9 +35,13 @@ class Daemon:
         self.process.wait(LIMIT_S)
 
     def stop(self) -> int:
-        """Ask it to end; its exit code."""
+        """Ask it to end, and kill it if it doesn't; its exit code."""
         self.process.send_signal(signal.SIGTERM)
-        return self.process.wait(LIMIT_S)
+        try:
+            return self.process.wait(LIMIT_S)
+        except subprocess.TimeoutExpired:
+            self.kill()
+            raise
 
 
 class Stack:
@@ -80,31 +84,31 @@ class Stack:
                 env={**kept, "OMP_NUM_THREADS": "1"},
                 start_new_session=True,
             )
+        daemon = Daemon(process, {}, log)
+        self._daemons.append(daemon)
         assert process.stdout is not None
         line = _line_within(process.stdout, LIMIT_S)
         assert line, f"ended before it was ready: {log.read_text()}"
-        said: dict[str, Any] = json.loads(line)
-        assert said["event"] == "ready", said
-        daemon = Daemon(process, said, log)
-        self._daemons.append(daemon)
+        daemon.said = json.loads(line)
+        assert daemon.said["event"] == "ready", daemon.said
         return daemon
 
     def end(self) -> None:
-        """End everything, and assert that it ended as it should."""
+        """End everything, then assert that it ended as it should."""
         for client in self._clients:
             client.close()
-        codes = []
+        codes = {}
         for daemon in reversed(self._daemons):
-            running = daemon.process.poll() is None
-            code = daemon.stop() if running else daemon.process.returncode
-            codes.append((daemon.log.name, code))
+            code = daemon.stop() if daemon.process.poll() is None else daemon.process.returncode
+            codes[daemon.log.name] = code
             assert daemon.process.stdout is not None
             daemon.process.stdout.close()
-            if "broker" in daemon.log.name:  # a worker logs what a stage raises; a broker has nothing to trace
-                assert "Traceback" not in daemon.log.read_text(), daemon.log.read_text()
+        for daemon in self._daemons:
             with pytest.raises(ProcessLookupError):  # nothing that it started is left either
                 os.killpg(daemon.process.pid, 0)
-        assert all(code in (0, -signal.SIGKILL) for _, code in codes), codes
+            if "broker" in daemon.log.name:  # a worker logs what a stage raises; a broker has nothing to trace
+                assert "Traceback" not in daemon.log.read_text(), daemon.log.read_text()
+        assert set(codes.values()) <= {0, -signal.SIGKILL}, codes
 
 
 def _set(settings: dict[str, object]) -> list[str]:
