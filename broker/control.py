@@ -6,6 +6,7 @@ do later.
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from dataclasses import dataclass, replace
 
@@ -15,6 +16,8 @@ from reelwire.messages import Applied, Artifact
 from reelwire.spec import StreamSpec, check_tensors
 
 CHANGES_MAX = 32
+CONTROL_VALUES = ("keys", "reset_pose", "translation_norm")
+"""Plain values of a control; they are on the wire beside its tensors."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,14 +134,16 @@ def check_control(control: Artifact, spec: StreamSpec) -> Artifact:
         ControlError: it is neither; the message says what is accepted.
     """
     for name in control.values:
-        if name not in ("keys", "reset_pose"):
-            raise ControlError("malformed", f"{name!r} is no value of a control; accepted: keys, reset_pose")
+        if name not in CONTROL_VALUES:
+            accepted = ", ".join(CONTROL_VALUES)
+            raise ControlError("malformed", f"{name!r} is no value of a control; accepted: {accepted}")
     reset_pose = control.values.get("reset_pose", False)
     if not isinstance(reset_pose, bool):
         raise ControlError("malformed", "reset_pose is not true or false")
     keys = control.values.get("keys")
     if (keys is None) == (not control.tensors):
         raise ControlError("malformed", "a control has either keys or tensors, and exactly one of them")
+    _check_norm(control)
     if keys is None:
         try:
             check_tensors(spec.control_tensors, {name: (ref.dtype, ref.shape) for name, ref in control.tensors.items()})
@@ -151,3 +156,13 @@ def check_control(control: Artifact, spec: StreamSpec) -> Artifact:
         return keys_control(canonical_keys([str(key) for key in keys], spec), reset_pose=reset_pose)
     except RequestError as error:
         raise ControlError("unknown_key", error.reason) from None
+
+
+def _check_norm(control: Artifact) -> None:
+    norm = control.values.get("translation_norm")
+    if norm is None:
+        return
+    if not control.tensors:
+        raise ControlError("malformed", "translation_norm is given without poses; accepted: only beside poses")
+    if isinstance(norm, bool) or not isinstance(norm, int | float) or not (math.isfinite(norm) and norm >= 0):
+        raise ControlError("malformed", f"translation_norm is {norm!r}; accepted: a finite number, 0 or more")

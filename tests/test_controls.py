@@ -335,3 +335,14 @@ def test_the_number_of_chunks_may_be_zero_but_not_less() -> None:
     """No chunks need no controls."""
     assert controls_for(KeyTrace.parse("0 +w"), SPEC, 0) == []
     refused(lambda: controls_for(KeyTrace(), SPEC, -1), "chunks")
+
+
+@pytest.mark.parametrize("norm", [-1, float("nan"), float("inf"), True, "1"])
+def test_what_steps_are_divided_by_is_a_number_of_0_or_more(norm: object) -> None:
+    """Anything else is refused, and so is one beside keys."""
+    with pytest.raises(RequestError, match=r"^translation_norm: .*accepted: a finite number, 0 or more"):
+        Control(poses=np.eye(4)[None], translation_norm=norm)  # type: ignore[arg-type]
+    with pytest.raises(RequestError, match=r"^translation_norm: is given without poses"):
+        Control(keys=(), translation_norm=1.0)
+    assert Control(poses=np.eye(4)[None], translation_norm=0).translation_norm == 0.0
+    assert Control(poses=np.eye(4)[None], translation_norm=1.0) != Control(poses=np.eye(4)[None])

@@ -6,6 +6,7 @@ import json
 import math
 import os
 import struct
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,7 @@ import pytest
 from numpy.typing import NDArray
 
 from reelwire.errors import RequestError
-from reelwire.poses import read_path, resampled_poses
+from reelwire.poses import path_controls, read_path, resampled_poses
 from reelwire.spec import Edge, StageSpec, StreamSpec, TensorInput
 
 WORLD = StreamSpec(
@@ -69,6 +70,18 @@ def test_the_shorter_way_around_is_taken() -> None:
     np.testing.assert_allclose(made[1], pose(0, 180), atol=1e-12)
 
 
+def test_resampled_rotations_are_rotations() -> None:
+    """Also between poses that are far apart, and between matrices that are only nearly orthonormal."""
+    generator = np.random.default_rng(1)
+    turns = np.linalg.qr(generator.standard_normal((5, 3, 3)))[0]
+    turns *= np.sign(np.linalg.det(turns))[:, None, None]
+    path = np.tile(np.eye(4), (5, 1, 1))
+    path[:, :3, :3] = turns + 1e-7 * generator.standard_normal((5, 3, 3))
+    made = resampled_poses(path, 17)[:, :3, :3]
+    np.testing.assert_allclose(made @ made.transpose(0, 2, 1), np.tile(np.eye(3), (17, 1, 1)), atol=1e-12)
+    np.testing.assert_allclose(np.linalg.det(made), 1.0)
+
+
 @pytest.mark.parametrize("axis", [0, 1, 2])
 @pytest.mark.parametrize("degrees", [0.0, 1e-7, 90.0, 179.999, 180.0])
 def test_poses_at_positions_of_the_path_are_the_paths_own(axis: int, degrees: float) -> None:
@@ -85,17 +98,19 @@ def test_video_rate_gives_every_fourth_pose_in_chunks(tmp_path: Path) -> None:
     """21 frames at video rate are 6 latent frames: two chunks of three poses, those of frames 0, 4, 8, ..."""
     written = write_path(tmp_path, 21)
     path = read_path(tmp_path, WORLD, 2)
-    assert len(path.chunks) == 2
-    for index, (poses, action) in enumerate(path.chunks):
-        np.testing.assert_allclose(poses, written[::4][3 * index : 3 * index + 3], atol=1e-12)
-        assert action is None
+    assert len(path.controls) == 2
+    for index, control in enumerate(path.controls):
+        assert control.poses is not None
+        np.testing.assert_allclose(control.poses, written[::4][3 * index : 3 * index + 3], atol=1e-12)
+        assert control.action is None
+        assert control.translation_norm == pytest.approx(0.4)
     assert path.intrinsics.tolist() == [500.0, 500.0, 416.0, 240.0]
 
 
 def test_action_flags_are_those_of_the_latent_frames(tmp_path: Path) -> None:
     """Every fourth row goes with its pose."""
     write_path(tmp_path, 21, action=True)
-    (_, first), (_, second) = read_path(tmp_path, WORLD, 2).chunks
+    first, second = (control.action for control in read_path(tmp_path, WORLD, 2).controls)
     assert first is not None
     assert second is not None
     assert first[:, 0].tolist() == [0, 16, 32]
@@ -105,7 +120,25 @@ def test_action_flags_are_those_of_the_latent_frames(tmp_path: Path) -> None:
 def test_a_path_fills_as_many_chunks_as_it_can(tmp_path: Path) -> None:
     """37 frames are 9 + 12 + 12 and four more, which are left out."""
     write_path(tmp_path, 37)
-    assert len(read_path(tmp_path, WORLD).chunks) == 3
+    assert len(read_path(tmp_path, WORLD).controls) == 3
+
+
+def test_every_chunk_carries_the_largest_step_of_the_whole_path() -> None:
+    """Wherever it is, and whatever the camera turns meanwhile; a path of one latent frame has no step."""
+    path = np.stack([pose(0.1 * frame, 10 * frame) for frame in range(21)])
+    path[9:13, 0, 3] += 0.5 * np.arange(1, 5)
+    path[13:, 0, 3] += 2.0
+    for control in path_controls(path, WORLD, 2):
+        assert control.translation_norm == pytest.approx(2.4)
+    single = replace(WORLD, frames_first=1, frames_next=4)
+    assert [control.translation_norm for control in path_controls(path, single, 1)] == [0.0]
+
+
+@pytest.mark.parametrize("rows", [5, 7, 20, 22])
+def test_flags_that_fit_no_rate_are_refused(rows: int) -> None:
+    """For 21 pixel frames there are 6 or 21 of them."""
+    with pytest.raises(RequestError, match=rf"^action: has {rows} rows; accepted: 6, or 21"):
+        path_controls(np.tile(np.eye(4), (21, 1, 1)), WORLD, 2, action=np.zeros((rows, 4)))
 
 
 def test_what_does_not_fit_is_refused_by_name(tmp_path: Path) -> None:

@@ -62,14 +62,14 @@ class Camera:
         Raises:
             RequestError: intrinsics of another shape, or half a calibration size, or one without intrinsics.
         """
-        size = (calibration_height, calibration_width)
-        if (size[0] is None) != (size[1] is None):
-            raise RequestError("intrinsics_size", "has only one side; accepted: height and width, or neither")
-        if size != (None, None) and intrinsics is None:
-            raise RequestError("intrinsics_size", "is given without intrinsics; accepted: only beside intrinsics")
-        for side in size:
+        size = {"calibration_height": calibration_height, "calibration_width": calibration_width}
+        for (name, side), (other, beside) in zip(size.items(), reversed(size.items()), strict=True):
+            if side is None and beside is not None:
+                raise RequestError(name, f"is missing beside {other}; accepted: both or neither")
+            if side is not None and intrinsics is None:
+                raise RequestError(name, "is given without intrinsics; accepted: only beside intrinsics")
             if side is not None and (not isinstance(side, int) or isinstance(side, bool) or side < 1):
-                raise RequestError("intrinsics_size", f"{side!r} is not a positive integer")
+                raise RequestError(name, f"{side!r} is not a positive integer")
         if intrinsics is None:
             default = torch.tensor([image_width, image_width, image_width / 2, image_height / 2], dtype=torch.float32)
             return cls(default, image_height, image_width, geometry)
@@ -139,7 +139,12 @@ def inverse(poses: Tensor) -> Tensor:
 
 
 def relative_poses(
-    poses: Tensor, *, framewise: bool = True, normalize: bool = True, scale: float | None = None
+    poses: Tensor,
+    *,
+    framewise: bool = True,
+    normalize: bool = True,
+    norm: float | None = None,
+    scale: float | None = None,
 ) -> Tensor:
     """Poses [N, 4, 4] as seen from the previous frame; the first becomes the identity.
 
@@ -147,6 +152,7 @@ def relative_poses(
         poses: camera-to-world.
         framewise: False for poses as seen from the first frame.
         normalize: divide all translations by the largest of their norms, unless that is 0.
+        norm: what to divide by instead, unless that is 0.
         scale: factor for the translations after that.
     """
     relative = inverse(poses[:1]) @ poses
@@ -155,7 +161,7 @@ def relative_poses(
         # by way of the first frame: float32 sums in this order are what the weights and the golden numbers come from
         relative = torch.cat([relative[:1], inverse(relative[:-1]) @ relative[1:]])
     if normalize:
-        largest = relative[:, :3, 3].norm(dim=-1).max()
+        largest = relative[:, :3, 3].norm(dim=-1).max() if norm is None else norm
         if largest > 0:
             relative[:, :3, 3] /= largest
     if scale is not None:
@@ -201,57 +207,3 @@ def packed(maps: Tensor) -> Tensor:
     h, w, s = height // SPATIAL_STRIDE, width // SPATIAL_STRIDE, SPATIAL_STRIDE
     cells = maps.reshape(n, h, s, w, s, channels).permute(5, 2, 4, 0, 1, 3)
     return cells.reshape(1, channels * s * s, n, h, w)
-
-
-def resampled_poses(poses: Tensor, count: int) -> Tensor:
-    """`count` poses at evenly spaced positions of a path [N, 4, 4], N >= 2, its ends included.
-
-    Translations are interpolated linearly, rotations on the shortest great arc (Shoemake 1985); computed in float64,
-    returned in the dtype of `poses`.
-    """
-    path = poses.to(torch.float64)
-    position = torch.linspace(0, path.shape[0] - 1, count, dtype=torch.float64, device=path.device)
-    before = position.floor().long().clamp(max=path.shape[0] - 2)
-    part = (position - before)[:, None]
-    quaternions = _quaternions(path[:, :3, :3])
-    result = torch.eye(4, dtype=torch.float64, device=path.device).repeat(count, 1, 1)
-    result[:, :3, 3] = torch.lerp(path[before, :3, 3], path[before + 1, :3, 3], part)
-    result[:, :3, :3] = _rotations(_slerp(quaternions[before], quaternions[before + 1], part))
-    return result.to(poses.dtype)
-
-
-def _quaternions(rotations: Tensor) -> Tensor:
-    """Unit quaternions x, y, z, w of the rotations nearest to these matrices (Bar-Itzhack 2000, Method 3)."""
-    m = rotations
-    (xx, xy, xz), (yx, yy, yz), (zx, zy, zz) = (m[..., i, :].unbind(-1) for i in range(3))
-    rows = (
-        (xx - yy - zz, yx + xy, zx + xz, zy - yz),
-        (yx + xy, yy - xx - zz, zy + yz, xz - zx),
-        (zx + xz, zy + yz, zz - xx - yy, yx - xy),
-        (zy - yz, xz - zx, yx - xy, xx + yy + zz),
-    )
-    symmetric = torch.stack([torch.stack(row, dim=-1) for row in rows], dim=-2)
-    vectors: Tensor = torch.linalg.eigh(symmetric).eigenvectors
-    return vectors[..., -1]
-
-
-def _rotations(quaternions: Tensor) -> Tensor:
-    x, y, z, w = quaternions.unbind(-1)
-    rows = (
-        (1 - 2 * (y * y + z * z), 2 * (x * y - z * w), 2 * (x * z + y * w)),
-        (2 * (x * y + z * w), 1 - 2 * (x * x + z * z), 2 * (y * z - x * w)),
-        (2 * (x * z - y * w), 2 * (y * z + x * w), 1 - 2 * (x * x + y * y)),
-    )
-    return torch.stack([torch.stack(row, dim=-1) for row in rows], dim=-2)
-
-
-def _slerp(start: Tensor, end: Tensor, part: Tensor) -> Tensor:
-    dot = (start * end).sum(-1, keepdim=True)
-    end = torch.where(dot < 0, -end, end)
-    dot = dot.abs()
-    across = end - dot * start
-    sine = across.norm(dim=-1, keepdim=True)
-    angle = torch.atan2(sine, dot)
-    axis = across / sine.clamp(min=torch.finfo(sine.dtype).tiny)
-    between: Tensor = start * torch.cos(part * angle) + axis * torch.sin(part * angle)
-    return between

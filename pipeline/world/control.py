@@ -1,4 +1,4 @@
-"""Control tensors of the world model: from camera poses, offline or chunk by chunk, and from what a client sent.
+"""Control tensors of the world model, chunk by chunk, from what a client sent: keys or camera poses.
 
 A model for ``cam`` control sees origin and direction of every ray, 6 channels; one for ``act`` control sees directions
 and action flags, 3 + 4 channels. Poses are relative to the frame before, so that only motion reaches the model.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -25,14 +25,10 @@ from .camera import (
     ray_directions,
     ray_maps,
     relative_poses,
-    resampled_poses,
 )
-from .geometry import TEMPORAL_STRIDE, frames_of
+from .config import ControlKind
+from .geometry import TEMPORAL_STRIDE
 from .keyboard import ACTION_KEYS, KeyboardParameters, Stand, action_flags, integrate
-
-ControlKind = Literal["cam", "act"]
-CONTROL_CHANNELS: Mapping[str, int] = {"cam": 6 * 64, "act": (3 + len(ACTION_KEYS)) * 64}
-"""Channels of the control tensor per kind."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -82,31 +78,6 @@ class Steered:
     state: SteeringState
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class OfflinePath:
-    """A camera path that was recorded beforehand.
-
-    Attributes:
-        poses: float32 [frames, 4, 4] at video rate.
-        intrinsics: float32 [4].
-        action: float32 [frames, channels] or None.
-    """
-
-    poses: Tensor
-    intrinsics: Tensor | None
-    action: Tensor | None
-
-
-def check_kind(asked: str, trained: str) -> None:
-    """Refuse a session that wants another kind of control than the weights were trained for.
-
-    Raises:
-        RequestError: they differ, or there is no such kind.
-    """
-    if asked not in CONTROL_CHANNELS or asked != trained:
-        raise RequestError("control_type", f"{asked!r} is not accepted; accepted by these weights: {trained}")
-
-
 def steer(steering: Steering, state: SteeringState, control: Mapping[str, Any]) -> Steered:
     """Apply the control of one chunk.
 
@@ -116,8 +87,8 @@ def steer(steering: Steering, state: SteeringState, control: Mapping[str, Any]) 
     Args:
         steering: of the session.
         state: after the chunk before; `SteeringState()` for chunk 0.
-        control: ``keys`` (canonical names) or ``poses`` [chunk, 4, 4] with ``intrinsics`` and, for action control,
-            ``action``; and ``reset_pose``. What is missing may also be None.
+        control: ``keys`` (canonical names) or ``poses`` [chunk, 4, 4] with ``intrinsics``, ``translation_norm`` and, for
+            action control, ``action``; and ``reset_pose``. What is missing may also be None.
 
     Raises:
         RequestError: the control doesn't fit the session.
@@ -134,6 +105,7 @@ def steer(steering: Steering, state: SteeringState, control: Mapping[str, Any]) 
             intrinsics=control.get("intrinsics"),
             action=control.get("action"),
             previous_pose=state.path_end,
+            translation_norm=control.get("translation_norm"),
         )
         end = array("poses", poses, "[chunk, 4, 4]")[-1]
         return Steered(tensor, end.to(torch.float64), SteeringState(stand, end))
@@ -156,11 +128,13 @@ def chunk_control(
     intrinsics: Any = None,
     action: Any = None,
     previous_pose: Any = None,
+    translation_norm: float | None = None,
     translation_scale: Any = None,
 ) -> Tensor:
     """The control tensor [1, channels, chunk, h, w] of one chunk with explicit poses.
 
-    Translations are normalized over this chunk alone, the step from `previous_pose` included.
+    Without a `translation_norm` translations are normalized over this chunk alone, the step from `previous_pose`
+    included. With the largest step of a whole path, the chunks of the path get what normalizing all of it would give.
 
     Args:
         steering: of the session.
@@ -168,6 +142,7 @@ def chunk_control(
         intrinsics: [4] or [rows, 4], of which the first row counts; None for the session's.
         action: flags [chunk, channels], or one row per pixel frame of the chunk; for ``act`` only.
         previous_pose: [4, 4], of the latent frame before; None makes the first frame stand still.
+        translation_norm: what translations are divided by; 0 leaves them as they are.
         translation_scale: a positive number (or its text) that multiplies the normalized translations.
 
     Raises:
@@ -182,79 +157,13 @@ def chunk_control(
     flags = _action_rows(steering, action, steering.chunk_size)
     given = None if intrinsics is None else first_intrinsics(intrinsics)
     if previous_pose is None:
-        relative = relative_poses(path, scale=scale)
+        relative = relative_poses(path, norm=translation_norm, scale=scale)
     else:
         before = array("previous_pose", previous_pose, "[4, 4]")
         if before.shape != (4, 4):
             raise RequestError("previous_pose", f"has shape {list(before.shape)}; accepted: [4, 4]")
-        relative = relative_poses(torch.cat([before[None], path]), scale=scale)[1:]
+        relative = relative_poses(torch.cat([before[None], path]), norm=translation_norm, scale=scale)[1:]
     return _tensor(steering, relative, given, flags)
-
-
-def sequence_controls(
-    steering: Steering, poses: Any, latent_frames: int, *, intrinsics: Any = None, action: Any = None
-) -> Tensor:
-    """The control tensors [chunks, 1, channels, chunk, h, w] of a whole path.
-
-    The path is resampled to the latent frames; translations are normalized over all of it and not scaled after that.
-
-    Args:
-        steering: of the session.
-        poses: camera-to-world [N, 4, 4], N >= 2, evenly spaced in time.
-        latent_frames: length of the session, a multiple of the chunk size.
-        intrinsics: [4] or [rows, 4], of which the first row counts for every frame; None for the session's.
-        action: flags [latent frames, channels], or one row per pixel frame; for ``act`` only.
-
-    Raises:
-        RequestError: something is missing, superfluous or of another shape.
-    """
-    path = array("poses", poses, "[frames, 4, 4], two frames or more")
-    if path.ndim != 3 or path.shape[0] < 2 or path.shape[1:] != (4, 4):
-        raise RequestError("poses", f"have shape {list(path.shape)}; accepted: [frames, 4, 4], two frames or more")
-    chunks, rest = divmod(latent_frames, steering.chunk_size)
-    if rest or chunks < 1:
-        raise RequestError(
-            "frames", f"{latent_frames} latent frames; accepted: a positive multiple of {steering.chunk_size}"
-        )
-    flags = _action_rows(steering, action, latent_frames)
-    given = None if intrinsics is None else first_intrinsics(intrinsics)
-    relative = relative_poses(resampled_poses(path, latent_frames))
-    whole = _tensor(steering, relative, given, flags)
-    return torch.stack(torch.split(whole, steering.chunk_size, dim=2))
-
-
-def control_of(controls: Tensor, index: int) -> Tensor:
-    """The control tensor of chunk `index` of a whole path.
-
-    Raises:
-        RequestError: there is no such chunk.
-    """
-    if not 0 <= index < controls.shape[0]:
-        raise RequestError("index", f"{index} is no chunk of the path; accepted: 0 to {controls.shape[0] - 1}")
-    return controls[index]
-
-
-def first_frames(poses: Any, frames: int, *, intrinsics: Any = None, action: Any = None) -> OfflinePath:
-    """The beginning of a recorded path, for a session of that many pixel frames.
-
-    Raises:
-        RequestError: `frames` isn't of the form 4k+1, or the path is shorter, or something is of another shape.
-    """
-    frames_of(frames, 1)
-    path = array("poses", poses, "[frames, 4, 4]")
-    if path.ndim != 3 or path.shape[1:] != (4, 4):
-        raise RequestError("poses", f"have shape {list(path.shape)}; accepted: [frames, 4, 4]")
-    flags = None if action is None else array("action", action, "[frames, channels]")
-    if flags is not None and flags.ndim != 2:
-        raise RequestError("action", f"has shape {list(flags.shape)}; accepted: [frames, channels]")
-    for name, given in (("poses", path), ("action", flags)):
-        if given is not None and given.shape[0] < frames:
-            raise RequestError(name, f"{given.shape[0]} rows for {frames} frames; accepted: {frames} or more")
-    return OfflinePath(
-        path[:frames],
-        None if intrinsics is None else first_intrinsics(intrinsics),
-        None if flags is None else flags[:frames],
-    )
 
 
 def _tensor(steering: Steering, relative: Tensor, intrinsics: Tensor | None, action: Tensor | None) -> Tensor:

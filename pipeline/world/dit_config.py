@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import get_args
 
 from ..wan.blocks import rotary_split
-
-ControlType = Literal["cam", "act"]
+from .config import ControlKind
 
 PATCH = (1, 2, 2)
-CONTROL_CHANNELS: Mapping[ControlType, int] = {"cam": 6 * 64, "act": 7 * 64}
+CONTROL_CHANNELS: Mapping[ControlKind, int] = {"cam": 6 * 64, "act": 7 * 64}
 """Channels of the control tensor: ray origin and direction, or direction and four action flags, of 8 x 8 pixels."""
 
-_CONTROL_TYPES: tuple[ControlType, ...] = get_args(ControlType)
+_CONTROL_KINDS: tuple[ControlKind, ...] = get_args(ControlKind)
 _PATCH_ELEMENTS = PATCH[0] * PATCH[1] * PATCH[2]
 _TRAINED_HEAD_DIM = 128
 
@@ -49,7 +48,7 @@ class WorldDiTConfig:
     freq_dim: int = 256
     in_channels: int = 36
     out_channels: int = 16
-    control: ControlType = "cam"
+    control: ControlKind = "cam"
     eps: float = 1e-6
 
     def __post_init__(self) -> None:
@@ -100,7 +99,7 @@ class WorldDiTConfig:
 
         dim = size("patch_embedding.weight", 0)
         width = size("patch_embedding_wancamctrl.weight", 1)
-        controls: list[ControlType] = [n for n in _CONTROL_TYPES if CONTROL_CHANNELS[n] * _PATCH_ELEMENTS == width]
+        controls: list[ControlKind] = [n for n in _CONTROL_KINDS if CONTROL_CHANNELS[n] * _PATCH_ELEMENTS == width]
         if not controls:
             raise ValueError(
                 f"'patch_embedding_wancamctrl.weight' takes {width} values, neither camera nor action control"

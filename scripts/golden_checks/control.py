@@ -6,9 +6,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from reelwire.client_values import array_of, control_artifact
+from reelwire.controls import Control
 from reelwire.pipeline.world.camera import (
     Camera,
     action_maps,
@@ -17,10 +20,10 @@ from reelwire.pipeline.world.camera import (
     ray_directions,
     ray_maps,
     relative_poses,
-    resampled_poses,
     transform_intrinsics,
 )
-from reelwire.pipeline.world.control import Steering, SteeringState, chunk_control, sequence_controls, steer
+from reelwire.pipeline.world.config import tiny
+from reelwire.pipeline.world.control import Steering, SteeringState, chunk_control, steer
 from reelwire.pipeline.world.geometry import Geometry
 from reelwire.pipeline.world.keyboard import (
     KEY_ALIASES,
@@ -30,6 +33,9 @@ from reelwire.pipeline.world.keyboard import (
     action_flags,
     integrate,
 )
+from reelwire.pipeline.world.stream import world_spec
+from reelwire.poses import path_controls
+from reelwire.spec import StreamSpec
 
 if TYPE_CHECKING:
     from scripts.golden_checks.control_refusals import compare_refusals
@@ -104,18 +110,39 @@ def _steering(entry: Entry, kind: str, intrinsics: Any, keyboard: KeyboardParame
 
 
 def _offline(data: Data, entry: Entry, found: Comparison) -> None:
-    steering = _steering(entry, entry["control_type"], data["intrinsics"])
-    latents = entry["latent_frames"]
-    ours = sequence_controls(steering, data["poses"], latents, intrinsics=data["intrinsics"], action=data.get("action"))
-    found.close("resampled_poses", resampled_poses(data["poses"], latents), data["resampled_poses"], ATOL)
-    found.close("controls", ours, data["controls"], ATOL)
+    steering, controls, spec = _recorded(data, entry, entry["control_type"], found)
+    found.close("controls", torch.stack(_served(steering, controls, spec)), data["controls"], ATOL)
 
 
 def _offline_sparse(data: Data, entry: Entry, found: Comparison) -> None:
-    latents = entry["latent_frames"]
-    ours = sequence_controls(_steering(entry, "cam", data["intrinsics"]), data["poses"], latents)
-    found.close("resampled_poses", resampled_poses(data["poses"], latents), data["resampled_poses"], ATOL)
-    found.close("control_chunk0", ours[0], data["control_chunk0"], ATOL)
+    steering, controls, spec = _recorded(data, entry, "cam", found)
+    found.close("control_chunk0", _served(steering, controls, spec)[0], data["control_chunk0"], ATOL)
+
+
+def _recorded(
+    data: Data, entry: Entry, kind: str, found: Comparison
+) -> tuple[Steering, tuple[Control, ...], StreamSpec]:
+    """The controls that a client makes of the whole path."""
+    steering = _steering(entry, kind, data["intrinsics"])
+    spec = world_spec(tiny(steering.chunk_size, steering.kind))
+    action = data["action"].double().numpy() if "action" in data else None
+    poses = data["poses"].double().numpy()
+    controls = path_controls(poses, spec, entry["latent_frames"] // steering.chunk_size, action=action)
+    resampled = np.concatenate([control.poses for control in controls if control.poses is not None])
+    found.close("resampled_poses", torch.from_numpy(resampled), data["resampled_poses"], ATOL)
+    return steering, controls, spec
+
+
+def _served(steering: Steering, controls: tuple[Control, ...], spec: StreamSpec) -> list[Tensor]:
+    """The control tensors that a worker makes of them, one chunk at a time."""
+    state, made = SteeringState(), []
+    for control in controls:
+        artifact = control_artifact(control, spec)
+        arrays = {name: array_of(name, ref) for name, ref in artifact.tensors.items()}
+        steered = steer(steering, state, {**artifact.values, **arrays})
+        state = steered.state
+        made.append(steered.tensor)
+    return made
 
 
 def _explicit(data: Data, entry: Entry, found: Comparison) -> None:

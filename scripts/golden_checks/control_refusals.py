@@ -7,22 +7,25 @@ from __future__ import annotations
 
 import ast
 import re
+import tempfile
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from reelwire.broker.control import check_control
+from reelwire.broker.flow import Flow
+from reelwire.client_values import control_artifact, session_length
+from reelwire.errors import ControlError
 from reelwire.pipeline.world.camera import Camera
-from reelwire.pipeline.world.control import (
-    ControlKind,
-    Steering,
-    chunk_control,
-    control_of,
-    first_frames,
-    sequence_controls,
-)
+from reelwire.pipeline.world.config import ControlKind, tiny
+from reelwire.pipeline.world.control import Steering, chunk_control
 from reelwire.pipeline.world.geometry import Geometry
+from reelwire.pipeline.world.stream import world_spec
+from reelwire.poses import path_controls, read_path
 from reelwire.spec import RequestError
 
 if TYPE_CHECKING:
@@ -53,7 +56,7 @@ def compare_refusals(content: dict[str, Any], found: Comparison) -> None:
 def _accepted(attempt: Callable[[], object]) -> bool:
     try:
         attempt()
-    except RequestError:
+    except (RequestError, ControlError):
         return False
     return True
 
@@ -127,8 +130,7 @@ def _build(kind: ControlKind, words: str) -> Callable[[], object] | None:
 
 
 def _sequence(kind: ControlKind, words: str) -> Callable[[], object] | None:
-    steering = _steering(kind)
-    poses, latents = _poses(7), LATENTS
+    poses, chunk_size, latents = _poses(7), CHUNK, LATENTS
     action = torch.zeros(LATENTS, 4) if kind == "act" else None
     sides = _sides(words)
     if match := re.match(r"(\d+) poses?$", words):
@@ -136,39 +138,60 @@ def _sequence(kind: ControlKind, words: str) -> Callable[[], object] | None:
     elif words.startswith("poses") and sides is not None:
         poses = sides
     elif match := re.match(r"(\d+) latent frames with chunk_size (\d+)", words):
-        latents = int(match[1])
-        steering = Steering(kind, steering.camera, int(match[2]))
+        latents, chunk_size = int(match[1]), int(match[2])
     elif match := re.match(r"action rows (\d+)", words):
         action = torch.zeros(int(match[1]), 4)
     elif words == "action given":
         action = torch.zeros(LATENTS, 4)
     elif words != "action rows equal to latent frames":
         return None
-    return lambda: sequence_controls(steering, poses, latents, action=action)
+    spec = world_spec(tiny(chunk_size, kind))
+    rows = None if action is None else action.numpy()
+
+    def served() -> None:
+        chunks = session_length(spec, None, spec.frame_stride * (latents - 1) + 1)
+        for control in path_controls(poses.numpy(), spec, chunks, action=rows):
+            check_control(control_artifact(control, spec), spec)
+
+    return served
 
 
 def _offline(words: str) -> Callable[[], object] | None:
     match = re.match(r"chunk (-?\d+)", words)
     if match is None:
         return None
-    index = int(match[1])
-    return lambda: control_of(sequence_controls(_steering("cam"), _poses(7), LATENTS), index)
+    index, spec = int(match[1]), world_spec(tiny(CHUNK))
+
+    def admitted() -> None:
+        code = Flow(spec, LATENTS // CHUNK).refusal(index)
+        if code is not None:
+            raise ControlError(code, f"chunk {index}")
+
+    return admitted
 
 
 def _truncate(words: str) -> Callable[[], object] | None:
-    frames, poses = 9, _poses(33)
-    more: dict[str, Any] = {}
+    frames = 9
+    files: dict[str, Tensor] = {"poses": _poses(33), "intrinsics": torch.ones(4)}
     sides = _sides(words)
     if match := re.match(r"frame_num (\d+)(?: with (\d+) poses)?", words):
-        frames, poses = int(match[1]), _poses(int(match[2] or 33))
+        frames, files["poses"] = int(match[1]), _poses(int(match[2] or 33))
     elif match := re.match(r"intrinsics (\d+) values", words):
-        more["intrinsics"] = torch.ones(int(match[1]))
+        files["intrinsics"] = torch.ones(int(match[1]))
     elif match := re.match(r"intrinsics (\d+)-D", words):
-        more["intrinsics"] = torch.ones([1] * (int(match[1]) - 1) + [4])
+        files["intrinsics"] = torch.ones([1] * (int(match[1]) - 1) + [4])
     elif words.startswith("intrinsics") and sides is not None:
-        more["intrinsics"] = sides
+        files["intrinsics"] = sides
     elif match := re.match(r"action of (\d+) rows for (\d+)", words):
-        more["action"], frames = torch.zeros(int(match[1]), 4), int(match[2])
+        files["action"], frames = torch.zeros(int(match[1]), 4), int(match[2])
     else:
         return None
-    return lambda: first_frames(poses, frames, **more)
+    spec = world_spec(tiny(1))  # every count of the form 4k+1 fills its chunks
+
+    def read() -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            for name, values in files.items():
+                np.save(Path(folder) / f"{name}.npy", values.numpy())
+            read_path(folder, spec, session_length(spec, None, frames))
+
+    return read

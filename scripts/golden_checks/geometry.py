@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import math
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -10,20 +11,17 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from reelwire.client_values import session_length
+from reelwire.pipeline.registry import load
 from reelwire.pipeline.world.camera import Camera
-from reelwire.pipeline.world.control import check_kind
 from reelwire.pipeline.world.geometry import (
     AREA_DEFAULT,
     Geometry,
-    frames_of,
-    frames_within,
     image_to_tensor,
     output_size,
-    span_of,
-    warmup_frames,
 )
 from reelwire.pipeline.world.kv_cache import CacheLimits
-from reelwire.spec import RequestError
+from reelwire.spec import Plain, RequestError, StreamSpec, check_parameters
 
 if TYPE_CHECKING:
     from scripts.golden_checks.line import Comparison, Entry, Line, document, over_files, tensors
@@ -49,7 +47,7 @@ def _compare(folder: Path, name: str, entry: Entry, found: Comparison) -> None:
     for case in content["frame_count"].get("invalid", []):
         _invalid(case, found)
     for chunk_size, frames in content["warmup_frame_num"].items():
-        found.equal(f"warmup {chunk_size}", warmup_frames(int(chunk_size)), frames)
+        found.equal(f"warmup {chunk_size}", _spec(int(chunk_size)).frames_in(2), frames)
 
 
 def _images(data: dict[str, torch.Tensor], entry: Entry, found: Comparison) -> None:
@@ -57,6 +55,19 @@ def _images(data: dict[str, torch.Tensor], entry: Entry, found: Comparison) -> N
         seed, (height, width) = case["seed"], case["out"]
         ours = image_to_tensor(data[f"image{seed}"], height, width)
         found.close(f"tensor{seed}", ours, data[f"tensor{seed}"], 1e-5)
+
+
+def _spec(chunk_size: object) -> StreamSpec:
+    """The stream of a worker that was started with that chunk size; options are texts."""
+    return load("world", {"chunk_size": repr(chunk_size)}).spec
+
+
+def _frames(pixel_frames: Any, chunk_size: object, policy: Any = "strict") -> tuple[int, int, int]:
+    """Pixel frames, latent frames and chunks of a session that was asked for in pixel frames."""
+    spec = _spec(chunk_size)
+    chunks = session_length(spec, None, pixel_frames, policy)
+    frames = spec.frames_in(chunks)
+    return frames, (frames - 1) // spec.frame_stride + 1, chunks
 
 
 def _accepted(call: Callable[[], object]) -> bool:
@@ -78,39 +89,39 @@ def _output_size(case: Case, found: Comparison, label: str) -> None:
 def _frame_count(case: Case, found: Comparison, label: str) -> None:
     arguments = (case["frame_num"], case["chunk_size"], case["policy"])
     if "error" in case:
-        found.equal(f"{label} {arguments} accepted", _accepted(lambda: frames_of(*arguments)), False)
+        found.equal(f"{label} {arguments} accepted", _accepted(lambda: _frames(*arguments)), False)
         return
-    ours = frames_of(*arguments)
     theirs = (case["effective_frame_num"], case["latent_frames"], case["chunk_count"])
-    found.equal(f"{label} {arguments}", (ours.pixel_frames, ours.latent_frames, ours.chunks), theirs)
+    found.equal(f"{label} {arguments}", _frames(*arguments), theirs)
 
 
 def _invalid(case: Case, found: Comparison) -> None:
     arguments = tuple(ast.literal_eval(case[key]) for key in ("frame_num", "chunk_size", "policy"))
     if "error" in case:
-        found.equal(f"frames {arguments} accepted", _accepted(lambda: frames_of(*arguments)), False)
+        found.equal(f"frames {arguments} accepted", _accepted(lambda: _frames(*arguments)), False)
         return
-    ours = frames_of(*arguments)
-    found.equal(f"frames {arguments}", [ours.pixel_frames, ours.latent_frames], case["result"])
+    found.equal(f"frames {arguments}", list(_frames(*arguments)[:2]), case["result"])
 
 
 def _duration(case: Case, found: Comparison, label: str) -> None:
-    arguments = (case["max_duration_seconds"], case["fps"], case["chunk_size"])
+    seconds, fps, chunk_size = arguments = (case["max_duration_seconds"], case["fps"], case["chunk_size"])
+    stride = _spec(chunk_size).frame_stride
+    frames = stride * math.floor(seconds * fps / stride) + 1  # whole latent frames beside the first
     if "error" in case:
-        found.equal(f"{label} {arguments} accepted", _accepted(lambda: frames_within(*arguments)), False)
+        found.equal(f"{label} {arguments} accepted", _accepted(lambda: _frames(frames, chunk_size, "truncate")), False)
         return
-    found.equal(f"{label} {arguments}", frames_within(*arguments).pixel_frames, case["frame_num"])
+    found.equal(f"{label} {arguments}", _frames(frames, chunk_size, "truncate")[0], case["frame_num"])
 
 
 def _chunks(case: Case, found: Comparison, label: str) -> None:
-    size = case["chunk_size"]
+    size, spec = case["chunk_size"], _spec(case["chunk_size"])
     for chunk in case["chunks"]:
-        span = span_of(chunk["chunk"], size)
-        ours = (span.latent_start, span.latent_end, span.pixel_start, span.pixel_end, span.pixel_end - span.pixel_start)
+        index = chunk["chunk"]
+        pixels = (spec.frames_in(index), spec.frames_in(index + 1), spec.frames_of(index))
+        ours = (index * size, (index + 1) * size, *pixels)
         keys = ("latent_start", "latent_end", "pixel_start", "pixel_end", "pixel_frames")
         found.equal(f"{label} chunk {chunk['chunk']}", ours, tuple(chunk[key] for key in keys))
-    length = frames_of(case["frame_num"], size)
-    found.equal(f"{label} length", length.chunks, case["chunk_count"])
+    found.equal(f"{label} length", _frames(case["frame_num"], size)[2], case["chunk_count"])
 
 
 def _kv(case: Case, found: Comparison, label: str) -> None:
@@ -155,7 +166,7 @@ def _session(name: str) -> Callable[[], object]:
     """What the words of a case ask for: a session with a 64 x 48 image, 81 frames, chunks of 3, truncated."""
     frames: dict[str, Any] = {"pixel_frames": 81, "chunk_size": 3, "policy": "truncate"}
     lens: dict[str, Any] = {}
-    asked = "cam"
+    parameters: dict[str, Plain] = {}
     if match := re.fullmatch(r"chunk_size (\S+)", name):
         frames["chunk_size"] = ast.literal_eval(match[1].capitalize())
     elif match := re.fullmatch(r"frame_num (\d+)(?: (strict|truncate))?(?: chunk (\d+))?", name):
@@ -170,18 +181,19 @@ def _session(name: str) -> Callable[[], object]:
         }
         lens = {"intrinsics": [50.0, 50.0, 32.0, 24.0], **size}
     else:
-        known: dict[str, tuple[str, dict[str, Any]]] = {
-            "plain": ("cam", {}),
-            "control mode differs from the model": ("act", {}),
-            "only intrinsics_width": ("cam", {"intrinsics": [50.0, 50.0, 32.0, 24.0], "calibration_width": 64}),
-            "calibration size without intrinsics": ("cam", {"calibration_width": 64, "calibration_height": 48}),
-            "negative focal length": ("cam", {"intrinsics": [-50.0, 50.0, 32.0, 24.0]}),
+        known: dict[str, tuple[dict[str, Plain], dict[str, Any]]] = {
+            "plain": ({}, {}),
+            # the weights alone say it: no request has such a parameter
+            "control mode differs from the model": ({"control": "act"}, {}),
+            "only intrinsics_width": ({}, {"intrinsics": [50.0, 50.0, 32.0, 24.0], "calibration_width": 64}),
+            "calibration size without intrinsics": ({}, {"calibration_width": 64, "calibration_height": 48}),
+            "negative focal length": ({}, {"intrinsics": [-50.0, 50.0, 32.0, 24.0]}),
         }
-        asked, lens = known[name]
+        parameters, lens = known[name]
 
     def session() -> None:
-        check_kind(asked, "cam")
-        frames_of(**frames)
+        check_parameters(_spec(3), {"prompt": "a world", **parameters})
+        _frames(**frames)
         Camera.of_session(Geometry.of_image(48, 64, AREA_DEFAULT), 48, 64, **lens)
 
     return session

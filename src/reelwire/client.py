@@ -17,7 +17,7 @@ from . import client_events as e
 from .client_core import ClientCore
 from .client_loop import LINGER_S, Link, check_endpoint
 from .client_session import ANSWER_TIMEOUT_S, Session
-from .client_values import tensor_refs
+from .client_values import session_length, tensor_refs
 from .errors import BrokerUnreachable, RequestError
 from .messages import ClientHello, OpenSession, Welcome
 from .spec import Plain, StreamSpec, check_parameters, check_tensors
@@ -135,7 +135,7 @@ class Client:
         if spec is None:
             known = ", ".join(sorted(spec.name for spec in welcome.specs)) or "none"
             raise RequestError("pipeline", f"{pipeline!r} is unknown; accepted: {known}")
-        length = _length(spec, chunks, frames, frames_policy)
+        length = session_length(spec, chunks, frames, frames_policy)
         complete = check_parameters(spec, _given(spec, prompt, seed, parameters))
         refs = _tensors(spec, image, tensors or {}, welcome.limits.get("image_bytes_max", media.IMAGE_BYTES_MAX))
         key = secrets.token_hex(16)
@@ -193,22 +193,6 @@ def _check_encodable(message: OpenSession, welcome: Welcome) -> None:
     most = welcome.limits.get("header_bytes_max", wire.Limits().header_bytes_max)
     if len(header) > most:
         raise RequestError("parameters", f"take {len(header)} bytes; accepted: {most}")
-
-
-def _length(spec: StreamSpec, chunks: int | None, frames: int | None, policy: Literal["strict", "truncate"]) -> int:
-    if (chunks is None) == (frames is None):
-        have = "neither chunks nor frames is given" if chunks is None else "chunks and frames are given"
-        raise RequestError("chunks", f"{have}; accepted: one of them")
-    if policy not in ("strict", "truncate"):
-        raise RequestError("frames_policy", f"{policy!r} is not accepted; accepted: strict, truncate")
-    field, given = ("chunks", chunks) if frames is None else ("frames", frames)
-    if not isinstance(given, int) or isinstance(given, bool):
-        raise RequestError(field, f"{given!r} is not an integer")
-    length = given if frames is None else spec.chunks_in(given, policy)
-    if not 1 <= length <= spec.chunks_max:
-        most = spec.chunks_max if frames is None else spec.frames_in(spec.chunks_max)
-        raise RequestError(field, f"{given} is not accepted; accepted: 1 to {most}")
-    return length
 
 
 def _given(spec: StreamSpec, prompt: str | None, seed: int, parameters: Mapping[str, Plain]) -> dict[str, Plain]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -30,6 +30,8 @@ def control_artifact(control: Control, spec: StreamSpec) -> Artifact:
     values: dict[str, Plain] = {"reset_pose": checked.reset_pose}
     if checked.keys is not None:
         values["keys"] = list(checked.keys)
+    if checked.translation_norm is not None:
+        values["translation_norm"] = checked.translation_norm
     return Artifact(values, {name: tensors.from_array(array) for name, array in checked.tensors().items()})
 
 
@@ -40,14 +42,40 @@ def control_of(artifact: Artifact) -> Control:
         WireError: it holds none.
     """
     arrays: dict[str, Any] = {name: array_of(name, ref) for name, ref in artifact.tensors.items()}
-    keys, reset_pose = artifact.values.get("keys"), artifact.values.get("reset_pose", False)
+    values: dict[str, Any] = {
+        name: artifact.values[name] for name in ("keys", "reset_pose", "translation_norm") if name in artifact.values
+    }
+    keys = values.pop("keys", None)
     unknown = arrays.keys() - {"poses", "intrinsics", "action"}
     if unknown or not (keys is None or isinstance(keys, list)):
         raise WireError(f"the control of a chunk holds {', '.join(sorted(unknown)) or repr(keys)}")
     try:
-        return Control(keys=keys, reset_pose=reset_pose, **arrays)  # type: ignore[arg-type]  # it checks them itself
+        return Control(keys=keys, **values, **arrays)  # type: ignore[arg-type]  # it checks them itself
     except RequestError as error:
         raise WireError(f"the control of a chunk is none: {error}") from None
+
+
+def session_length(
+    spec: StreamSpec, chunks: int | None, frames: int | None, policy: Literal["strict", "truncate"] = "strict"
+) -> int:
+    """The length in chunks of a session that was asked for in chunks or in pixel frames.
+
+    Raises:
+        RequestError: both or neither is given, or the count is none that the stream can have.
+    """
+    if (chunks is None) == (frames is None):
+        have = "neither chunks nor frames is given" if chunks is None else "chunks and frames are given"
+        raise RequestError("chunks", f"{have}; accepted: one of them")
+    if policy not in ("strict", "truncate"):
+        raise RequestError("frames_policy", f"{policy!r} is not accepted; accepted: strict, truncate")
+    field, given = ("chunks", chunks) if frames is None else ("frames", frames)
+    if not isinstance(given, int) or isinstance(given, bool):
+        raise RequestError(field, f"{given!r} is not an integer")
+    length = given if frames is None else spec.chunks_in(given, policy)
+    if not 1 <= length <= spec.chunks_max:
+        most = spec.chunks_max if frames is None else spec.frames_in(spec.chunks_max)
+        raise RequestError(field, f"{given} is not accepted; accepted: 1 to {most}")
+    return length
 
 
 def tensor_refs(given: Mapping[str, ArrayLike]) -> dict[str, TensorRef]:

@@ -156,6 +156,10 @@ class Control:
         intrinsics: fx, fy, cx, cy as [4]; of [rows, 4] the first row is kept. Only beside `poses`.
         action: flags [rows, channels] in the order w, a, s, d; only beside `poses`.
         reset_pose: the pose that keys move goes back to the first one before this chunk.
+        translation_norm: what the chunk's steps from frame to frame are divided by, in units of the poses; 0 leaves
+            them as they are, None stands for the chunk's own largest step. A recorded path gives the largest step of
+            the whole path with every chunk, so that the chunks keep their speeds relative to each other. Only beside
+            `poses`.
 
     Raises:
         RequestError: both or neither of `keys` and `poses`, or an array of another shape or with a value that is not
@@ -167,6 +171,7 @@ class Control:
     intrinsics: FloatArray | None
     action: FloatArray | None
     reset_pose: bool
+    translation_norm: float | None
 
     def __init__(
         self,
@@ -175,6 +180,7 @@ class Control:
         intrinsics: ArrayLike | None = None,
         action: ArrayLike | None = None,
         reset_pose: bool = False,
+        translation_norm: float | None = None,
     ) -> None:
         """Check and keep what was given."""
         if keys is None and poses is None:
@@ -182,7 +188,12 @@ class Control:
         if keys is not None and poses is not None:
             raise RequestError("control", "has keys and poses; accepted: exactly one of them")
         if poses is None:
-            for name, given in (("intrinsics", intrinsics), ("action", action)):
+            beside: dict[str, object] = {
+                "intrinsics": intrinsics,
+                "action": action,
+                "translation_norm": translation_norm,
+            }
+            for name, given in beside.items():
                 if given is not None:
                     raise RequestError(name, "is given without poses; accepted: only beside poses")
         if not isinstance(reset_pose, bool):
@@ -195,6 +206,7 @@ class Control:
             else _array("intrinsics", intrinsics, "[4] or [rows, 4]").reshape(-1, 4)[0],
             "action": None if action is None else _array("action", action, "[rows, channels]"),
             "reset_pose": reset_pose,
+            "translation_norm": None if translation_norm is None else _norm(translation_norm),
         }
         for name, value in values.items():
             object.__setattr__(self, name, value)
@@ -202,7 +214,8 @@ class Control:
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Control):
             return NotImplemented
-        return (self.keys, self.reset_pose) == (other.keys, other.reset_pose) and all(
+        mine_plain = (self.keys, self.reset_pose, self.translation_norm)
+        return mine_plain == (other.keys, other.reset_pose, other.translation_norm) and all(
             (mine is None and theirs is None)
             or (mine is not None and theirs is not None and mine.dtype == theirs.dtype and np.array_equal(mine, theirs))
             for mine, theirs in (
@@ -358,6 +371,16 @@ def _names(names: Iterable[str]) -> tuple[str, ...]:
         if not isinstance(name, str):
             raise RequestError("keys", f"{name!r} is not a text; {accepted}")
     return tuple(sorted(set(listed)))
+
+
+def _norm(given: object) -> float:
+    if (
+        isinstance(given, bool)
+        or not isinstance(given, int | float | np.floating)
+        or not (math.isfinite(given) and given >= 0)
+    ):
+        raise RequestError("translation_norm", f"{given!r} is not accepted; accepted: a finite number, 0 or more")
+    return float(given)
 
 
 def _array(field: str, given: ArrayLike, accepted: str) -> FloatArray:

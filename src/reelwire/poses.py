@@ -3,9 +3,11 @@
 A folder holds ``poses.npy`` [frames, 4, 4], camera-to-world at video rate, ``intrinsics.npy`` [4] or [rows, 4] (fx, fy,
 cx, cy; the first row counts for every frame) and, for weights with action control, ``action.npy`` [frames, channels].
 
-A worker normalizes the translations of explicit poses over each chunk, the step from the chunk before included: what
-reaches the model is the direction of every step and the steps' lengths relative to the longest one of the chunk. The
-speed of one chunk relative to another, which normalizing over a whole file would keep, is not in a streaming control.
+The model sees the direction of every step from latent frame to latent frame, and its length relative to the longest one.
+LingBot-World takes the longest of the whole path where a path is recorded beforehand. A worker sees one chunk at a time,
+so each control carries that number, `Control.translation_norm`.
+
+Rotations are interpolated here and nowhere else: a worker is given one pose per latent frame.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from .controls import Control
 from .errors import RequestError
 from .spec import StreamSpec
 
@@ -28,12 +31,11 @@ class RecordedPath:
 
     Attributes:
         intrinsics: float64 [4], for the whole session, in pixels of 832 x 480 unless the request says another size.
-        chunks: for each chunk its poses, float64 [latent frames, 4, 4], and its action flags [latent frames, channels]
-            or None.
+        controls: one for each chunk.
     """
 
     intrinsics: FloatArray
-    chunks: tuple[tuple[FloatArray, FloatArray | None], ...]
+    controls: tuple[Control, ...]
 
 
 def read_path(folder: str | Path, spec: StreamSpec, chunks: int | None = None) -> RecordedPath:
@@ -41,7 +43,7 @@ def read_path(folder: str | Path, spec: StreamSpec, chunks: int | None = None) -
 
     Args:
         folder: holds the files that are named above.
-        spec: the stream, whose `frames_of` and `frame_stride` say how many latent frames a chunk has.
+        spec: the stream, whose counts of frames and `frame_stride` say how many latent frames a chunk has.
         chunks: length of the session; None: as many chunks as the path fills.
 
     Raises:
@@ -52,10 +54,7 @@ def read_path(folder: str | Path, spec: StreamSpec, chunks: int | None = None) -
     if not place.is_dir():
         raise RequestError("poses", f"{place} is no folder; accepted: one with poses.npy and intrinsics.npy")
     path = _load(place / "poses.npy", "poses", "[frames, 4, 4]")
-    if path.ndim != 3 or path.shape[1:] != (4, 4) or path.shape[0] < 2:
-        raise RequestError(
-            "poses", f"{place / 'poses.npy'} has shape {list(path.shape)}; accepted: [frames, 4, 4], two frames or more"
-        )
+    _check_path(path)
     intrinsics = _intrinsics(place / "intrinsics.npy")
     action = _action(place / "action.npy")
     fills = 1 + (path.shape[0] - spec.frames_first) // spec.frames_next
@@ -66,13 +65,40 @@ def read_path(folder: str | Path, spec: StreamSpec, chunks: int | None = None) -
             raise RequestError(
                 name, f"has {given.shape[0]} frames for a session of {frames}; accepted: {frames} or more"
             )
+    flags = None if action is None else action[:frames]
+    return RecordedPath(intrinsics, path_controls(path[:frames], spec, length, action=flags))
+
+
+def path_controls(
+    poses: FloatArray, spec: StreamSpec, chunks: int, *, action: FloatArray | None = None
+) -> tuple[Control, ...]:
+    """A path, resampled to the latent frames of a session, as one control per chunk.
+
+    Args:
+        poses: camera-to-world [frames, 4, 4], two or more, evenly spaced over the session.
+        spec: the stream.
+        chunks: length of the session, 1 or more.
+        action: flags [latent frames, channels], or one row per pixel frame of the session.
+
+    Raises:
+        RequestError: the path or the flags have another shape.
+    """
+    _check_path(poses)
     first = (spec.frames_first - 1) // spec.frame_stride + 1
-    ends = [first + index * (spec.frames_next // spec.frame_stride) for index in range(length)]
-    poses = np.split(resampled_poses(path[:frames], ends[-1]), ends[:-1])
+    ends = [first + index * (spec.frames_next // spec.frame_stride) for index in range(chunks)]
+    latents, frames = ends[-1], spec.frames_in(chunks)
+    if action is not None and action.shape[0] not in (latents, frames):
+        raise RequestError("action", f"has {action.shape[0]} rows; accepted: {latents}, or {frames} at video rate")
+    path = resampled_poses(poses, latents)
+    norm = _largest_step(path)
+    parts = np.split(path, ends[:-1])
     if action is None:
-        return RecordedPath(intrinsics, tuple((rows, None) for rows in poses))
-    flags = np.split(action[:frames][:: spec.frame_stride], ends[:-1])
-    return RecordedPath(intrinsics, tuple(zip(poses, flags, strict=True)))
+        return tuple(Control(poses=part, translation_norm=norm) for part in parts)
+    rows = action if action.shape[0] == latents else action[:: spec.frame_stride]
+    return tuple(
+        Control(poses=part, action=flags, translation_norm=norm)
+        for part, flags in zip(parts, np.split(rows, ends[:-1]), strict=True)
+    )
 
 
 def resampled_poses(poses: FloatArray, count: int) -> FloatArray:
@@ -94,6 +120,18 @@ def resampled_poses(poses: FloatArray, count: int) -> FloatArray:
     made[:, :3, 3] = (1 - part) * path[before, :3, 3] + part * path[before + 1, :3, 3]
     made[:, :3, :3] = _rotations(_slerp(turns[before], turns[before + 1], part))
     return made
+
+
+def _largest_step(path: FloatArray) -> float:
+    if path.shape[0] < 2:
+        return 0.0
+    # a rotation between the frames changes the direction of the step, not its length
+    return float(np.linalg.norm(np.diff(path[:, :3, 3], axis=0), axis=-1).max())
+
+
+def _check_path(path: FloatArray) -> None:
+    if path.ndim != 3 or path.shape[1:] != (4, 4) or path.shape[0] < 2:
+        raise RequestError("poses", f"have shape {list(path.shape)}; accepted: [frames, 4, 4], two frames or more")
 
 
 def _slerp(start: FloatArray, end: FloatArray, part: FloatArray) -> FloatArray:

@@ -141,6 +141,8 @@ def test_a_control_of_tensors_passes_as_it_is(kit: Any, dtype: type) -> None:
     """The broker looks at dtype and shape of the tensors that the spec lists, not into them."""
     control = Artifact({}, {"poses": from_array(np.zeros((1, 4, 4), dtype))})
     assert check_control(control, kit.world()) is control
+    path = Artifact({"translation_norm": 0.5, "reset_pose": True}, control.tensors)
+    assert check_control(path, kit.world()) is path
 
 
 @pytest.mark.parametrize("shape", [(4, 4), (1, 3, 4), (1, 4, 4, 1)])
@@ -148,6 +150,15 @@ def test_streaming_17_poses_of_another_shape_are_refused(kit: Any, shape: tuple[
     """What the stage couldn't use is refused here, where it costs nothing; the sentence says what is accepted."""
     control = Artifact({}, {"poses": from_array(np.zeros(shape))})
     with pytest.raises(ControlError, match=r"poses: is float64.*accepted: float\[any, 4, 4\]") as caught:
+        check_control(control, kit.world())
+    assert caught.value.code == "malformed"
+
+
+@pytest.mark.parametrize("norm", [-0.1, float("nan"), float("inf"), True, "1", [1.0]])
+def test_streaming_17_a_path_is_divided_by_a_number(kit: Any, norm: Any) -> None:
+    """Of 0 and more; anything else would fail the session at the stage, and is refused here."""
+    control = Artifact({"translation_norm": norm}, {"poses": from_array(np.zeros((1, 4, 4)))})
+    with pytest.raises(ControlError, match="accepted: a finite number, 0 or more") as caught:
         check_control(control, kit.world())
     assert caught.value.code == "malformed"
 
@@ -161,6 +172,7 @@ def test_streaming_17_poses_of_another_shape_are_refused(kit: Any, shape: tuple[
         ({"keys": [1]}, (), "malformed"),
         ({"keys": ["w"], "reset_pose": 1}, (), "malformed"),
         ({"keys": ["w"], "speed": 2}, (), "malformed"),
+        ({"keys": ["w"], "translation_norm": 1.0}, (), "malformed"),
         ({}, ("depth",), "malformed"),
         ({"keys": ["w", "q"]}, (), "unknown_key"),
     ],

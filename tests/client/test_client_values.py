@@ -26,6 +26,7 @@ FRAMES = from_array(np.zeros((2, 4, 4, 3), np.uint8))
 @pytest.mark.parametrize("control", [
     Control(keys=[]), Control(keys=["a", "w"], reset_pose=True), Control(poses=np.eye(4)[None]),
     Control(poses=np.eye(4, dtype=np.float32)[None], intrinsics=np.ones((2, 4)), reset_pose=True),
+    Control(poses=np.eye(4)[None], translation_norm=0.25),
 ])  # fmt: skip
 def test_streaming_16_a_control_comes_back_as_it_was_given(control: Control) -> None:
     """Keys, poses and flags, bit for bit."""
@@ -45,6 +46,7 @@ def test_streaming_17_a_control_that_the_stream_does_not_have_is_refused_with_it
 @pytest.mark.parametrize("artifact", [
     Artifact({}), Artifact({"keys": "w"}), Artifact({"keys": [1]}), Artifact({"keys": [], "reset_pose": 1}),
     Artifact({"keys": []}, {"poses": from_array(np.eye(4)[None])}), Artifact({}, {"poses": from_array(np.eye(3))}),
+    Artifact({"translation_norm": "far"}, {"poses": from_array(np.eye(4)[None])}),
     Artifact({}, {"shapes": from_array(np.eye(3))}), Artifact({}, {"poses": TensorRef("bfloat16", (1,), Inline(b"00"))}),
 ])  # fmt: skip
 def test_an_artifact_that_is_no_control_is_the_brokers_fault(artifact: Artifact) -> None:

@@ -107,6 +107,7 @@ def test_poses_give_controls_and_the_sessions_intrinsics(tmp_path: Path) -> None
     assert recipe.tensors == {"intrinsics": [400.0, 401.0, 416.0, 240.0]}
     assert recipe.controls is not None
     assert all(control.poses is not None and control.poses.shape == (3, 4, 4) for control in recipe.controls)
+    assert [control.translation_norm for control in recipe.controls] == [0.0] * 3
     with pytest.raises(RequestError, match=r"^poses: has 33 frames for a session of 45"):
         recipe_of(flags(tmp_path, poses=tmp_path, chunks=4), WORLD)
 

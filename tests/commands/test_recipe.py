@@ -31,7 +31,7 @@ def test_a_record_gives_its_recipe_back(tmp_path: Path) -> None:
     image = tmp_path / "picture.png"
     image.write_bytes(b"pixels")
     poses = np.random.default_rng(0).standard_normal((3, 4, 4))
-    controls = [Control(keys={"w", "d"}), Control(keys=(), reset_pose=True), Control(poses=poses)]
+    controls = [Control(keys={"w", "d"}), Control(keys=(), reset_pose=True), Control(poses=poses, translation_norm=0.1)]
     recipe, frames = recipe_from(written(tmp_path, controls, image))
     assert recipe.controls == tuple(controls)
     assert (recipe.pipeline, recipe.chunks, recipe.image) == ("world", 3, image)

@@ -19,7 +19,6 @@ from reelwire.pipeline.world.camera import (
     ray_directions,
     ray_maps,
     relative_poses,
-    resampled_poses,
     transform_intrinsics,
 )
 from reelwire.pipeline.world.geometry import Geometry
@@ -112,11 +111,11 @@ def test_given_intrinsics_belong_to_a_calibration_size() -> None:
 @pytest.mark.parametrize(
     ("intrinsics", "height", "width", "field"),
     [
-        (None, 480, 832, "intrinsics_size"),
-        ([1, 1, 1, 1], None, 832, "intrinsics_size"),
-        ([1, 1, 1, 1], 480, None, "intrinsics_size"),
-        ([1, 1, 1, 1], 0, 832, "intrinsics_size"),
-        ([1, 1, 1, 1], 480, 64.0, "intrinsics_size"),
+        (None, 480, 832, "calibration_height"),
+        ([1, 1, 1, 1], None, 832, "calibration_height"),
+        ([1, 1, 1, 1], 480, None, "calibration_width"),
+        ([1, 1, 1, 1], 0, 832, "calibration_height"),
+        ([1, 1, 1, 1], 480, 64.0, "calibration_width"),
         ([1, 1, 1], None, None, "intrinsics"),
         ([[[1, 1, 1, 1]]], None, None, "intrinsics"),
         (np.zeros((0, 4)), None, None, "intrinsics"),
@@ -177,32 +176,3 @@ def test_packing_takes_a_cells_pixels_as_channels() -> None:
     assert cells.shape == (1, 3 * 64, 2, 2, 3)
     for c, row, column, n, h, w in ((0, 0, 0, 0, 0, 0), (2, 7, 1, 1, 1, 2), (1, 3, 5, 0, 1, 0)):
         assert cells[0, c * 64 + row * 8 + column, n, h, w] == maps[n, h * 8 + row, w * 8 + column, c]
-
-
-def test_resampling_keeps_the_ends_and_the_frames_it_meets() -> None:
-    """Every fourth of 13 poses is met exactly by 4 evenly spaced ones."""
-    path = random_path(13)
-    assert torch.allclose(resampled_poses(path, 4), path[::4], atol=1e-6)
-    assert torch.allclose(resampled_poses(path, 13), path, atol=1e-6)
-
-
-def test_resampling_walks_straight_and_turns_evenly() -> None:
-    """Half way between two poses lies half the way and half the angle, also when nothing turns."""
-    half = resampled_poses(torch.stack([turned(10, x=1), turned(50, x=3)]), 3)[1]
-    assert torch.allclose(half, turned(30, x=2), atol=1e-6)
-    still = resampled_poses(torch.stack([turned(0), turned(0, z=1)]), 5)
-    assert torch.allclose(still[:, 2, 3], torch.linspace(0, 1, 5))
-    assert torch.equal(still[:, :3, :3], torch.eye(3).expand(5, 3, 3))
-
-
-def test_resampling_takes_the_short_way_round() -> None:
-    """From 170 to 190 degrees by way of 180, not of 0."""
-    half = resampled_poses(torch.stack([turned(170), turned(190)]), 3)[1]
-    assert torch.allclose(half, turned(180), atol=1e-6)
-
-
-def test_resampled_rotations_are_orthonormal() -> None:
-    """Also between poses that are far apart."""
-    rotations = resampled_poses(random_path(5), 17)[:, :3, :3]
-    assert torch.allclose(rotations @ rotations.transpose(1, 2), torch.eye(3).expand(17, 3, 3), atol=1e-6)
-    assert torch.allclose(torch.linalg.det(rotations), torch.ones(17))

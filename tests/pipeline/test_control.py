@@ -2,27 +2,32 @@
 
 from __future__ import annotations
 
+import json
+import os
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
-from reelwire.pipeline.world.camera import Camera
+from reelwire.client_values import control_artifact, control_of
+from reelwire.pipeline.world.camera import Camera, packed, ray_directions, ray_maps, relative_poses
+from reelwire.pipeline.world.config import ControlKind, tiny
 from reelwire.pipeline.world.control import (
-    CONTROL_CHANNELS,
-    ControlKind,
     Steering,
     SteeringState,
-    check_kind,
     chunk_control,
-    control_of,
-    first_frames,
-    sequence_controls,
     steer,
 )
+from reelwire.pipeline.world.dit_config import CONTROL_CHANNELS
 from reelwire.pipeline.world.geometry import Geometry
-from reelwire.spec import RequestError
+from reelwire.pipeline.world.stream import world_spec
+from reelwire.poses import path_controls
+from reelwire.spec import RequestError, StreamSpec
+
+CAM, ACT = world_spec(tiny(3, "cam")), world_spec(tiny(3, "act"))
 
 
 def steering(kind: ControlKind = "cam", chunk_size: int = 3) -> Steering:
@@ -109,64 +114,86 @@ def test_a_chunk_that_does_not_fit_is_refused(kind: ControlKind, poses: Any, mor
     refused(lambda: chunk_control(steering(kind), poses, **more), field)
 
 
-def test_a_whole_path_is_normalized_as_one() -> None:
-    """The largest step of all is 1; chunks after the first are connected to the one before."""
-    path = line(6)
-    path[3:, 2, 3] += torch.tensor([0.1, 0.2, 0.3])  # the second half goes twice as fast
-    controls = sequence_controls(steering(), path, 6)
+def recorded(spec: StreamSpec, poses: torch.Tensor, chunks: int, action: torch.Tensor | None = None) -> torch.Tensor:
+    """What a client sends of a recorded path, steered chunk by chunk: [chunks, 1, channels, chunk, h, w]."""
+    flags = None if action is None else action.numpy()
+    state, made = SteeringState(), []
+    for control in path_controls(poses.numpy(), spec, chunks, action=flags):
+        sent = control_of(control_artifact(control, spec))
+        values = {**sent.tensors(), "translation_norm": sent.translation_norm, "reset_pose": sent.reset_pose}
+        steered = steer(steering("cam" if action is None else "act"), state, values)
+        state = steered.state
+        made.append(steered.tensor)
+    return torch.stack(made)
+
+
+def test_chunks_of_a_recorded_path_keep_their_speeds() -> None:
+    """The largest step of the whole path is 1, wherever it is; chunks are connected to the one before."""
+    path = line(21)
+    path[9:, 2, 3] += 0.1 * torch.arange(1, 13)  # from the second chunk on it goes twice as fast
+    controls = recorded(CAM, path, 2)
     assert controls.shape == (2, 1, 384, 3, 2, 4)
-    assert origins(control_of(controls, 0)) == [0, 0.5, 0.5]
-    assert origins(control_of(controls, 1)) == [1, 1, 1]
+    assert origins(controls[0]) == [0, 0.5, 0.5]
+    assert origins(controls[1]) == [1, 1, 1]
 
 
-def test_a_whole_path_is_resampled() -> None:
+def test_a_recorded_path_chunk_by_chunk_is_the_whole_path_at_once() -> None:
+    """Cut into chunks and divided by the whole path's largest step, a random walk gives the same rays."""
+    generator = torch.Generator().manual_seed(5)
+    path = line(33).double()
+    path[:, :3, 3] += torch.randn(33, 3, generator=generator).cumsum(0) * torch.linspace(0.1, 3, 33)[:, None]
+    whole = relative_poses(path[::4].float())
+    camera = steering().camera
+    directions = ray_directions(whole, camera.model_intrinsics().expand(9, 4), 16, 32)
+    wanted = torch.stack(torch.split(packed(ray_maps(whole, directions)), 3, dim=2))
+    assert torch.allclose(recorded(CAM, path, 3), wanted, atol=2e-6)
+
+
+def test_a_recorded_path_that_stands_still_stays_where_it_is() -> None:
+    """With no step at all there is nothing to divide by."""
+    assert origins(recorded(CAM, line(9, step=0.0), 1)[0]) == [0, 0, 0]
+
+
+def test_a_recorded_path_is_resampled() -> None:
     """Two poses are enough: what lies between is interpolated."""
-    controls = sequence_controls(steering(), line(2, step=5.0), 3)
-    assert origins(controls[0]) == [0, 1, 1]
+    assert origins(recorded(CAM, line(2, step=5.0), 1)[0]) == [0, 1, 1]
 
 
-def test_a_whole_path_takes_flags_at_either_rate() -> None:
+def test_a_recorded_path_takes_flags_at_either_rate() -> None:
     """Rows per latent frame, or per pixel frame of the whole path."""
     flags = torch.rand(21, 4, generator=torch.Generator().manual_seed(0))
-    slow = sequence_controls(steering("act"), line(2), 6, action=flags[::4])
-    assert torch.equal(sequence_controls(steering("act"), line(2), 6, action=flags), slow)
+    slow = recorded(ACT, line(2), 2, flags[::4])
+    assert torch.equal(recorded(ACT, line(2), 2, flags), slow)
 
 
-def test_a_whole_path_that_does_not_fit_is_refused() -> None:
-    """Too few poses, half a chunk, or a chunk that isn't there."""
-    refused(lambda: sequence_controls(steering(), line(1), 3), "poses")
-    refused(lambda: sequence_controls(steering(), line(9), 8), "frames")
-    refused(lambda: sequence_controls(steering(), line(9), 0), "frames")
-    controls = sequence_controls(steering(), line(9), 9)
-    refused(lambda: control_of(controls, -1), "index")
-    assert "0 to 2" in refused(lambda: control_of(controls, 3), "index")
+def golden_files() -> list[Any]:
+    root = os.environ.get("REELWIRE_GOLDEN")
+    if not root:
+        return [pytest.param(Path(), marks=pytest.mark.skip(reason="REELWIRE_GOLDEN names no folder"))]
+    found = sorted((Path(root) / "world" / "control").glob("offline_*.safetensors"))
+    assert found
+    return [pytest.param(path, id=path.stem) for path in found]
 
 
-def test_the_beginning_of_a_recording_fits_a_session() -> None:
-    """As many rows as the session has frames; the first row of the intrinsics."""
-    path = first_frames(line(12), 9, intrinsics=torch.ones(12, 4), action=torch.zeros(10, 4))
-    assert path.poses.shape == (9, 4, 4)
-    assert path.intrinsics is not None
-    assert path.intrinsics.shape == (4,)
-    assert path.action is not None
-    assert path.action.shape == (9, 4)
-    assert first_frames(line(1), 1).action is None
-
-
-def test_a_recording_that_is_too_short_is_refused() -> None:
-    """Rows must be there for each frame, and frames must be 4k+1."""
-    refused(lambda: first_frames(line(8), 9), "poses")
-    refused(lambda: first_frames(line(9), 9, action=torch.zeros(8, 4)), "action")
-    refused(lambda: first_frames(line(9), 9, action=torch.zeros(9)), "action")
-    refused(lambda: first_frames(torch.zeros(9, 4), 9), "poses")
-    refused(lambda: first_frames(line(9), 8), "frames")
-
-
-def test_the_kind_of_control_is_that_of_the_weights() -> None:
-    """Another one, or none at all, is refused with the one that the weights have."""
-    check_kind("act", "act")
-    assert refused(lambda: check_kind("cam", "act"), "control_type").endswith("act")
-    refused(lambda: check_kind("wheel", "wheel"), "control_type")
+@pytest.mark.parametrize("file", golden_files())
+def test_a_recorded_path_gives_the_published_offline_controls(file: Path) -> None:
+    """What a client sends and a worker makes of it agrees with the published sequence within 2e-6."""
+    data = load_file(file)
+    entry = json.loads((file.parent / "index.json").read_text(encoding="utf-8"))["files"][file.name]
+    kind: ControlKind = "act" if "action" in data else "cam"
+    geometry = Geometry(entry["height"], entry["width"])
+    rows, columns = entry["calibration_size"]
+    camera = Camera.of_session(geometry, rows, columns, data["intrinsics"], rows, columns)
+    session = Steering(kind, camera, entry["chunk_size"])
+    spec = world_spec(tiny(session.chunk_size, kind))
+    flags = data["action"].numpy() if "action" in data else None
+    controls = path_controls(data["poses"].numpy(), spec, entry["latent_frames"] // session.chunk_size, action=flags)
+    wanted = data["controls"] if "controls" in data else data["control_chunk0"][None]
+    state = SteeringState()
+    for control, theirs in zip(controls, wanted, strict="controls" in data):
+        steered = steer(session, state, {**control.tensors(), "translation_norm": control.translation_norm})
+        state = steered.state
+        torch.testing.assert_close(steered.tensor, theirs, atol=2e-6, rtol=0)
 
 
 def test_keys_walk_on_over_explicit_poses() -> None:

@@ -3,22 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
 from reelwire.pipeline.world.geometry import (
-    Frames,
     Geometry,
-    frames_of,
     frames_to_bytes,
-    frames_within,
     image_to_tensor,
     output_size,
-    span_of,
-    warmup_frames,
 )
 from reelwire.spec import RequestError
 
@@ -58,59 +52,6 @@ def test_a_geometry_counts_latents_and_tokens() -> None:
     geometry = Geometry.of_image(832, 480)
     assert (geometry.height, geometry.width) == (832, 480)
     assert (geometry.latent_height, geometry.latent_width, geometry.frame_tokens) == (104, 60, 1560)
-
-
-def test_frames_fill_whole_chunks() -> None:
-    """81 frames are 21 latent frames: 7 chunks of 3; with chunks of 4 the last one is refused or dropped."""
-    assert frames_of(81, 3) == Frames(81, 21, 7)
-    assert frames_of(81, 4, "truncate") == Frames(77, 20, 5)
-    assert refused(lambda: frames_of(81, 4), "frames").endswith("accepted: 77 or 93")
-    assert refused(lambda: frames_of(9, 4, "truncate"), "frames").endswith("accepted: 13")
-
-
-@pytest.mark.parametrize("frames", [0, -3, 80, 81.0, True, "81"])
-def test_a_count_that_is_no_count_of_frames_is_refused(frames: Any) -> None:
-    """Only positive integers of the form 4k+1 are counts of frames."""
-    refused(lambda: frames_of(frames, 1), "frames")
-
-
-@pytest.mark.parametrize("chunk_size", [0, -1, True, 3.0, "3"])
-def test_a_chunk_size_is_a_positive_integer(chunk_size: Any) -> None:
-    """Nothing else is taken for one, not even 3.0 or True."""
-    refused(lambda: frames_of(81, chunk_size), "chunk_size")
-    refused(lambda: frames_within(1, 16, chunk_size), "chunk_size")
-
-
-def test_the_policy_is_one_of_two() -> None:
-    """An unknown policy is refused with the known ones."""
-    assert "strict, truncate" in refused(lambda: frames_of(81, 3, "STRICT"), "policy")
-
-
-def test_the_longest_session_within_a_time() -> None:
-    """20 s at 16 fps hold 81 latent frames, 27 chunks of 3; 0.4 s hold none."""
-    assert frames_within(20, 16, 3) == Frames(321, 81, 27)
-    assert refused(lambda: frames_within(0.4, 16, 3), "seconds").endswith("accepted: 0.5 s or more")
-    assert frames_within(0.5, 16, 3).chunks == 1
-    refused(lambda: frames_within(float("nan"), 16, 3), "seconds")
-
-
-@pytest.mark.parametrize("chunk_size", [1, 3, 4])
-def test_spans_of_chunks_join_without_a_gap(chunk_size: int) -> None:
-    """The first chunk has 1 + 4*(n-1) pixel frames, later ones 4*n, and each starts where the one before ends."""
-    pixel_end = latent_end = 0
-    for index in range(4):
-        span = span_of(index, chunk_size)
-        assert (span.pixel_start, span.latent_start) == (pixel_end, latent_end)
-        pixel_end, latent_end = span.pixel_end, span.latent_end
-        assert latent_end == (index + 1) * chunk_size
-        assert pixel_end - span.pixel_start == 4 * chunk_size - (3 if index == 0 else 0)
-        assert frames_of(pixel_end, chunk_size).chunks == index + 1
-
-
-def test_a_warm_up_has_both_kinds_of_chunk() -> None:
-    """Its frames are exactly two chunks."""
-    for chunk_size in (1, 3, 5):
-        assert frames_of(warmup_frames(chunk_size), chunk_size).chunks == 2
 
 
 def test_a_picture_is_scaled_to_minus_one_to_one() -> None:

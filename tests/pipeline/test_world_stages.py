@@ -192,7 +192,7 @@ def test_a_bad_control_is_refused(stages: Stages) -> None:
         ({"dtype": "float16"}, "dtype"),
         ({"steps": 4}, "steps"),
         ({"intrinsics": torch.zeros(4)}, "intrinsics"),
-        ({"calibration_width": 640}, "intrinsics_size"),
+        ({"calibration_width": 640}, "calibration_height"),
         ({"chunks": 400}, "chunks"),
     ],
 )

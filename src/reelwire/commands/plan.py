@@ -117,9 +117,8 @@ def recipe_of(flags: StreamFlags, spec: StreamSpec) -> Recipe:
         from ..poses import read_path
 
         path = read_path(flags.poses, spec, chunks)
-        controls = tuple(Control(poses=poses, action=action) for poses, action in path.chunks)
         tensors = {"intrinsics": path.intrinsics.tolist()}
-        return Recipe(spec.name, flags.image, len(controls), parameters, controls, tensors=tensors)
+        return Recipe(spec.name, flags.image, len(path.controls), parameters, path.controls, tensors=tensors)
     trace = read_trace(flags.keys)
     length = chunks or CHUNKS_DEFAULT
     # also with a wall clock, because it refuses unknown keys before anything was started

@@ -145,17 +145,25 @@ def recipe_from(path: Path, image: Path | None = None) -> tuple[Recipe, str]:
 
 def control_from(entry: Mapping[str, Any]) -> Control:
     """The control that an entry of a record describes."""
-    if entry.get("poses") is not None:
-        return Control(poses=entry["poses"], intrinsics=entry.get("intrinsics"), action=entry.get("action"))
-    return Control(keys=entry["keys"], reset_pose=bool(entry.get("reset_pose", False)))
+    reset_pose = bool(entry.get("reset_pose", False))
+    if entry.get("poses") is None:
+        return Control(keys=entry["keys"], reset_pose=reset_pose)
+    return Control(
+        poses=entry["poses"],
+        intrinsics=entry.get("intrinsics"),
+        action=entry.get("action"),
+        reset_pose=reset_pose,
+        translation_norm=entry.get("translation_norm"),
+    )
 
 
 def plain_control(control: Control, source: str) -> dict[str, Any]:
     """A control as an entry of a record."""
-    entry: dict[str, Any] = {"source": source}
+    entry: dict[str, Any] = {"source": source, "reset_pose": control.reset_pose}
     if control.keys is not None:
         entry["keys"] = list(control.keys)
-        entry["reset_pose"] = control.reset_pose
+    if control.translation_norm is not None:
+        entry["translation_norm"] = control.translation_norm
     for name, array in control.tensors().items():
         entry[name] = array.tolist()
     return entry
