@@ -50,7 +50,7 @@ def control_of(artifact: Artifact) -> Control:
     if unknown or not (keys is None or isinstance(keys, list)):
         raise WireError(f"the control of a chunk holds {', '.join(sorted(unknown)) or repr(keys)}")
     try:
-        return Control(keys=keys, **values, **arrays)  # type: ignore[arg-type]  # it checks them itself
+        return Control(keys=keys, **values, **arrays)
     except RequestError as error:
         raise WireError(f"the control of a chunk is none: {error}") from None
 

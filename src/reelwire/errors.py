@@ -56,7 +56,8 @@ class ControlError(ReelwireError):
     """A control was refused and changed nothing.
 
     Attributes:
-        code: ``duplicate``, ``gap``, ``past_end``, ``no_room``, ``unknown_key``, ``malformed`` or ``ended``.
+        code: ``duplicate``, ``gap``, ``past_end``, ``no_room``, ``unknown_key`` or ``malformed``. One that comes after the
+            session's end is a `SessionClosed`.
         expected: the index that would have been accepted, if the fault was the index.
     """
 

@@ -311,8 +311,22 @@ def contact_sheet(
         sheet.paste(Image.fromarray(np.ascontiguousarray(frame)).resize(cell, Image.Resampling.LANCZOS), (x, y))
         text = f"{times_s[number]:.2f} s" + (f"  {labels[number]}" if labels else "")
         draw.text((x, y + cell[1] + 2), text, fill="black", font=font)
-    with _renamed(Path(path)) as part:
+    with replacing(Path(path)) as part:
         sheet.save(part, format="PNG")
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """A hidden file beside `path` to write to; it takes the place of `path` when the block has ended without an error.
+
+    So whoever looks finds the old file or the new one, whole.
+    """
+    part = _part_name(path)
+    try:
+        yield part
+        part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)
 
 
 def _to_rgb(picture: Picture) -> Picture:
@@ -347,13 +361,3 @@ def _upright(frame: Any, rotation: int) -> Pixels:
 
 def _part_name(path: Path) -> Path:
     return path.parent / f".{path.name[:100]}.{secrets.token_hex(6)}.part"
-
-
-@contextmanager
-def _renamed(path: Path) -> Iterator[Path]:
-    part = _part_name(path)
-    try:
-        yield part
-        part.replace(path)
-    finally:
-        part.unlink(missing_ok=True)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from reelwire.commands.plan import StreamFlags, check_flags, first_look, length_of, recipe_of, typed
+from reelwire.commands.plan import FirstLook, StreamFlags, check_flags, first_look, length_of, recipe_of, typed
+from reelwire.commands.recipe import Recipe, Record, plain_control
+from reelwire.controls import Control
 from reelwire.errors import ConfigError, RequestError, UsageError
 from reelwire.pipeline.world.config import tiny
 from reelwire.pipeline.world.stream import world_spec
@@ -145,4 +148,23 @@ def test_what_cannot_be_right_is_refused_before_anybody_is_asked(tmp_path: Path)
 
 def test_a_pipeline_without_a_picture_needs_none(tmp_path: Path) -> None:
     """Only the world must have one, as far as can be said without asking."""
-    assert first_look(flags(tmp_path, image=None, pipeline="lab")) == ("lab", None)
+    assert first_look(flags(tmp_path, image=None, pipeline="lab")) == FirstLook("lab", None)
+
+
+def test_a_record_is_not_overwritten_by_its_own_replay(tmp_path: Path) -> None:
+    """Neither it nor the video beside it, however the path is written; what its frames were is read before."""
+    recipe = Recipe("lab", None, 1, {"seed": 1}, (Control(keys=()),))
+    record = Record(recipe, "world.mp4", 16.0, "completed", frames_sha256="abc")
+    record.applied = [plain_control(Control(keys=()), "held")]
+    path = tmp_path / "world.json"
+    path.write_text(json.dumps(record.to_json(tmp_path)))
+    replay = flags(tmp_path, image=None, parameters={}, replay=path)
+    with pytest.raises(RequestError, match=r"^out: .*world\.mp4 and its record are those of --from"):
+        first_look(replay)
+    (tmp_path / "sub").mkdir()
+    with pytest.raises(RequestError, match=r"^out: "):
+        first_look(replace(replay, out=tmp_path / "sub" / ".." / "world.MP4"))
+    look = first_look(replace(replay, out=tmp_path / "again.mp4"))
+    assert look.frames_sha256 == "abc"
+    assert look.replayed is not None
+    assert look.replayed.controls == (Control(keys=()),)

@@ -73,6 +73,26 @@ def test_a_record_makes_the_same_frames_again(reelwire: Reelwire, lab: str, tmp_
     assert hashlib.sha256((tmp_path / "again.mp4").read_bytes()).digest() == hashlib.sha256(first).digest()
 
 
+def test_frames_that_differ_from_the_record_are_not_called_the_same(
+    reelwire: Reelwire, lab: str, tmp_path: Path
+) -> None:
+    """Exit code 1 and a sentence, with the copy and its record kept, and the original as it was."""
+    assert lab_stream(reelwire, lab, "--chunks", "2", "--set", "seed=9").code == 0
+    record = record_of(tmp_path / "out.mp4")
+    record["request"]["parameters"]["seed"] = 10  # what another version or device may do
+    (tmp_path / "out.json").write_text(json.dumps(record))
+    before = (tmp_path / "out.json").read_bytes(), (tmp_path / "out.mp4").read_bytes()
+    again = reelwire("stream", "--from", "out.json", "--out", "again.mp4", "--endpoint", lab, "--json")
+    assert again.code == 1
+    assert "the frames of again.mp4 are not those of out.json" in again.sentence()
+    assert json.loads(again.out)["same_frames"] is False
+    assert record_of(tmp_path / "again.mp4")["result"]["frames_sha256"] != record["result"]["frames_sha256"]
+    over = reelwire("stream", "--from", "out.json", "--out", "out.mp4", "--endpoint", lab)
+    assert over.code == 2
+    assert "out: " in over.sentence()
+    assert ((tmp_path / "out.json").read_bytes(), (tmp_path / "out.mp4").read_bytes()) == before
+
+
 def test_live_keys_end_with_what_they_asked_for(reelwire: Reelwire, lab: str, tmp_path: Path) -> None:
     """One tap is one chunk; with nothing held after it the session is closed instead of waiting."""
     ended = lab_stream(reelwire, lab, "--chunks", "50", "--wall-clock", "--keys", "0 tap d", "--json")

@@ -10,7 +10,7 @@ from typing import Any
 from ..controls import Control, KeyTrace, controls_for
 from ..errors import RequestError, UsageError
 from ..spec import Plain, StreamSpec
-from .recipe import Recipe
+from .recipe import Recipe, recipe_from
 from .shared import Policy
 
 PIPELINE_DEFAULT = "world"
@@ -88,29 +88,51 @@ def check_flags(flags: StreamFlags) -> None:
         raise RequestError("image", "is missing; accepted: the path of a picture")
 
 
-def first_look(flags: StreamFlags) -> tuple[str, Path | None]:
-    """Name of the pipeline and path of the picture, with every file but the poses read once to see that it can be.
+@dataclass(frozen=True, slots=True)
+class FirstLook:
+    """What is known before anybody is asked.
+
+    Attributes:
+        pipeline: name of the spec.
+        image: the picture, if there is one.
+        replayed: the recipe of the record that is made again; None without ``--from``.
+        frames_sha256: the digest of the record's frames; empty without ``--from``.
+    """
+
+    pipeline: str
+    image: Path | None
+    replayed: Recipe | None = None
+    frames_sha256: str = ""
+
+
+def first_look(flags: StreamFlags) -> FirstLook:
+    """Check the flags, and read every file but the poses once to see that it can be.
 
     Raises:
-        RequestError: one can't.
+        UsageError: flags exclude each other.
+        RequestError: a file can't be read, or ``--out`` would overwrite the record that is made again, or its video.
     """
     check_flags(flags)
-    if flags.replay is not None:
-        recipe = replayed(flags)
-        return recipe.pipeline, recipe.image
-    read_trace(flags.keys)
-    return flags.pipeline or PIPELINE_DEFAULT, flags.image
+    if flags.replay is None:
+        read_trace(flags.keys)
+        return FirstLook(flags.pipeline or PIPELINE_DEFAULT, flags.image)
+    recipe, frames_sha256 = recipe_from(flags.replay, flags.image)
+    if flags.out.with_suffix(".json").resolve() == flags.replay.resolve():
+        raise RequestError(
+            "out",
+            f"{flags.out} and its record are those of --from {flags.replay}; accepted: another name, for the copy",
+        )
+    return FirstLook(recipe.pipeline, recipe.image, recipe, frames_sha256)
 
 
 def recipe_of(flags: StreamFlags, spec: StreamSpec) -> Recipe:
-    """The recipe for a pipeline.
+    """The recipe for a pipeline, of what was said on the command line without ``--from``.
 
     Raises:
         RequestError: something doesn't fit the pipeline.
         ConfigError: a parameter of ``--set`` has another type.
     """
-    if flags.replay is not None:
-        return replayed(flags)
+    assert flags.replay is None, "a record has its recipe in it"
     chunks = length_of(spec, flags.chunks, flags.frames, flags.policy)
     parameters = {**flags.parameters, **typed(spec, flags.texts)}
     if flags.poses is not None:
@@ -172,14 +194,6 @@ def typed(spec: StreamSpec, texts: Mapping[str, str]) -> dict[str, Plain]:
     return {
         name: convert(name, types[kinds[name]], text, origin) if name in kinds else text for name, text in texts.items()
     }
-
-
-def replayed(flags: StreamFlags) -> Recipe:
-    """The recipe of a record."""
-    from .recipe import recipe_from
-
-    assert flags.replay is not None
-    return recipe_from(flags.replay, flags.image)[0]
 
 
 def _controls(trace: KeyTrace, spec: StreamSpec, chunks: int) -> list[Control]:

@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..controls import Control, KeyTrace
-from ..errors import BrokerUnreachable, ControlError, ReelwireError, SessionError
+from ..errors import ReelwireError, SessionError
 from .local import uninterrupted
 from .recipe import Recipe, Record, percentiles, plain_control
 from .shared import plain
@@ -60,22 +60,27 @@ def record_stream(
         on_chunk: called with every chunk when its frames are written.
 
     Raises:
-        ReelwireError: the session could not be opened, or it failed; then the MP4 and the record hold what was made.
+        ReelwireError: the session could not be opened, or it failed; then the MP4 and the record hold what was made, as
+            they do whatever else is raised.
     """
-    from ..media import VideoWriter
+    from ..media import VideoWriter, replacing
 
     record = Record(recipe, mp4.name, spec.fps, versions=versions(client))
     began = time.monotonic()
-    failure: ReelwireError | None = None
+    failure: Exception | None = None
     try:
         with contextlib.closing(VideoWriter(mp4, spec.fps)) as writer:
             failure = _write(client, record, picture, writer, on_chunk)
+    except Exception as error:  # noqa: BLE001  whatever it was, what was made is recorded before it goes on
+        record.state, record.reason = "failed", str(error) or type(error).__name__
+        failure = error
     except KeyboardInterrupt:  # while the session was opened or closed
         record.state, record.reason = "stopped", f"stopped after {len(record.chunks)} of {recipe.chunks} chunks"
     record.timings = _timings(record, time.monotonic() - began)
     if record.chunks:
         text = json.dumps(record.to_json(mp4.parent), indent=1, default=plain)
-        mp4.with_suffix(".json").write_text(text + "\n", encoding="utf-8")
+        with replacing(mp4.with_suffix(".json")) as part:
+            part.write_text(text + "\n", encoding="utf-8")
     if failure is not None:
         raise failure
     return record
@@ -101,12 +106,12 @@ def _write(
             record.state = "completed" if len(record.chunks) == recipe.chunks else "closed"
         except KeyboardInterrupt:
             record.state, record.reason = "stopped", f"stopped after {len(record.chunks)} of {recipe.chunks} chunks"
-        except (SessionError, BrokerUnreachable) as error:
+        except ReelwireError as error:
             record.state, record.reason = "failed", str(error)
             failure = error
         with contextlib.suppress(ReelwireError, TimeoutError):
             record.metrics = session.metrics()
-        if record.state == "stopped":
+        if record.state in ("stopped", "failed"):
             with contextlib.suppress(ReelwireError, TimeoutError):
                 session.cancel(CANCEL_S)
     return failure
@@ -157,10 +162,6 @@ def _submit(session: Session, waiting: Iterator[tuple[int, Control]], count: int
         try:
             session.submit(index, control)
         except SessionError:
-            return
-        except ControlError as error:
-            if error.code != "ended":
-                raise
             return
 
 

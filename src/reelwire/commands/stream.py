@@ -11,7 +11,7 @@ from ..errors import RequestError
 from .shared import ConfigFile, Endpoint, Json, Policy, assignments, load_settings, print_json, tell
 
 if TYPE_CHECKING:
-    from .plan import StreamFlags
+    from .plan import FirstLook, StreamFlags
     from .recipe import Record
 
 
@@ -57,7 +57,7 @@ def stream(
     sent when their time has come. The record beside the MP4 holds what was applied; --from makes the same frames again.
     The prompt holds for the whole stream: another prompt is another stream.
     """
-    from .plan import StreamFlags
+    from .plan import StreamFlags, first_look
 
     named = {
         "prompt": prompt,
@@ -82,20 +82,21 @@ def stream(
         replay=replay,
         out=out,
     )
-    record = _streamed(flags, endpoint, config, quiet=as_json)
-    _report(flags, record, as_json)
+    look = first_look(flags)
+    record = _streamed(flags, look, endpoint, config, quiet=as_json)
+    _report(flags, look, record, as_json)
 
 
-def _streamed(flags: StreamFlags, endpoint: str | None, config: Path | None, *, quiet: bool) -> Record:
+def _streamed(flags: StreamFlags, look: FirstLook, endpoint: str | None, config: Path | None, *, quiet: bool) -> Record:
     from ..media import load_image
     from ..settings import ClientSettings
     from .local import stopped_by_signals
-    from .plan import first_look, recipe_of
+    from .plan import recipe_of
     from .progress import stream_bar
     from .recording import record_stream
 
-    name, path = first_look(flags)
-    picture = None if path is None else load_image(path)
+    name = look.pipeline
+    picture = None if look.image is None else load_image(look.image)
     settings = load_settings(config).resolve("client", ClientSettings, {"endpoint": endpoint}).value
     from .. import Client
 
@@ -105,15 +106,16 @@ def _streamed(flags: StreamFlags, endpoint: str | None, config: Path | None, *, 
             raise RequestError(
                 "pipeline", f"{name!r} is unknown; accepted: {', '.join(sorted(pipelines)) or 'none yet'}"
             )
-        recipe = recipe_of(flags, pipelines[name])
+        recipe = look.replayed or recipe_of(flags, pipelines[name])
         with stream_bar(name, recipe.chunks, quiet=quiet) as on_chunk:
             return record_stream(client, pipelines[name], recipe, picture, flags.out, on_chunk)
 
 
-def _report(flags: StreamFlags, record: Record, as_json: bool) -> None:
+def _report(flags: StreamFlags, look: FirstLook, record: Record, as_json: bool) -> None:
     from .progress import print_summary
 
-    same = _same_frames(flags, record)
+    # only of a replay that came to its end can it be said
+    same = None if look.replayed is None or record.state != "completed" else look.frames_sha256 == record.frames_sha256
     if as_json:
         print_json({**record.to_json(flags.out.parent), "same_frames": same})
     elif record.chunks:
@@ -125,12 +127,8 @@ def _report(flags: StreamFlags, record: Record, as_json: bool) -> None:
         kept = f"; {flags.out} holds the {record.frames} frames so far" if record.frames else ""
         tell(f"{record.reason}{kept}")
         raise typer.Exit(1)
-
-
-def _same_frames(flags: StreamFlags, record: Record) -> bool | None:
-    """Whether a replay gave the very frames of its record; None when nothing was replayed to its end."""
-    from .recipe import recipe_from
-
-    if flags.replay is None or record.state != "completed":
-        return None
-    return recipe_from(flags.replay, flags.image)[1] == record.frames_sha256
+    if same is False:
+        tell(
+            f"the frames of {flags.out} are not those of {flags.replay}; versions and devices of both are in their JSON"
+        )
+        raise typer.Exit(1)
