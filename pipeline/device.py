@@ -1,11 +1,19 @@
-"""Where a stage computes: one device, and on a GPU one stream of its own."""
+"""Where a stage computes, and what a float32 is there.
+
+The stream belongs to whoever calls the stage: a worker runs each stage with a CUDA stream of its own as the current one,
+so that stages overlap; without a worker it is the default stream. Nothing here makes a second one.
+
+On a GPU, PyTorch may round the inputs of float32 products to TF32 (10 bits of mantissa), by default in convolutions, and
+may pick another algorithm when a shape comes back. Both would make a session's bytes depend on more than its request,
+and a float32 VAE less exact than the same one on a CPU, so `exact_arithmetic` turns both off.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -27,34 +35,48 @@ def check_device(name: str) -> torch.device:
     return torch.device(name)
 
 
+def exact_arithmetic() -> None:
+    """Have float32 computed as float32 on GPUs, and the same algorithm chosen each time. Holds for the whole process."""
+    torch.backends.cuda.matmul.allow_tf32 = False
+    torch.backends.cudnn.allow_tf32 = False
+    torch.backends.cudnn.benchmark = False
+    torch.backends.cudnn.deterministic = True
+
+
 class Lane:
-    """The device of one stage, and the CUDA stream that all its work goes through, so that stages overlap.
+    """The device of one stage; on a GPU its work goes through the stream that is current.
 
     Args:
         device: see `check_device`.
     """
 
     def __init__(self, device: str) -> None:
-        """Make the stream, if the device has such a thing."""
+        """Check the device; on a GPU, `exact_arithmetic` holds from here on."""
         self.device = check_device(device)
-        cuda: Any = torch.cuda  # the constructor carries no types
-        self._stream = cuda.Stream(self.device) if self.device.type == "cuda" else None
+        if self.device.type == "cuda":
+            exact_arithmetic()
 
     @contextmanager
     def work(self) -> Iterator[None]:
-        """Compute here, without gradients. On leaving, everything that was started is done."""
+        """Compute here, without gradients. On leaving, however that happens, everything that was started is done."""
         with torch.inference_mode():
-            if self._stream is None:
+            if self.device.type != "cuda":
                 yield
                 return
-            with torch.cuda.device(self.device), torch.cuda.stream(self._stream):
-                yield
-                self._stream.synchronize()
+            with torch.cuda.device(self.device):
+                stream = torch.cuda.current_stream(self.device)
+                try:
+                    yield
+                except BaseException:
+                    with contextlib.suppress(RuntimeError):  # of a device that is broken; the first error says why
+                        stream.synchronize()
+                    raise
+                stream.synchronize()
 
     def take(self, tensor: Tensor, dtype: torch.dtype | None = None) -> Tensor:
         """A tensor on this lane's device."""
         return tensor.to(self.device, dtype)
 
     def give(self, tensor: Tensor) -> Tensor:
-        """A tensor on the CPU, contiguous and complete."""
+        """A tensor on the CPU, contiguous and complete: the copy has ended when this returns."""
         return tensor.to("cpu").contiguous()

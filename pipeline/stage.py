@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, runtime_checkable
 
 from reelwire.spec import StreamSpec
 
@@ -44,7 +44,10 @@ class StageResult:
 
 
 class Stage(Protocol):
-    """One stage with its weights, and the caches of the sessions that live there."""
+    """One stage with its weights, and the caches of the sessions that live there.
+
+    A stage whose caches are large or differ from session to session is a `SizedStage` as well.
+    """
 
     @property
     def session_bytes(self) -> int:
@@ -79,6 +82,29 @@ class Stage(Protocol):
         ...
 
 
+@runtime_checkable
+class SizedStage(Protocol):
+    """A stage that knows what a session will hold before it makes any of it, so that nothing is made in vain.
+
+    Of any other stage the worker learns from `Initialized.cache_bytes`, and takes back what was too much.
+    """
+
+    def needed_bytes(self, chunks: int, request: Values, handed: Values, most: int) -> int:
+        """Memory in bytes that `initialize` would hold for these arguments; nothing large is made here.
+
+        Args:
+            chunks: as of `Stage.initialize`.
+            request: the same.
+            handed: the same.
+            most: what all sessions of the worker may hold at this stage, in bytes.
+
+        Raises:
+            RequestError: the request can't be served, or it alone needs more than `most`; the field says what to ask
+                less of.
+        """
+        ...
+
+
 class Pipeline(Protocol):
     """A streaming pipeline that a worker can serve.
 
@@ -91,7 +117,9 @@ class Pipeline(Protocol):
     array_library: Literal["numpy", "torch"]
 
     def build(self, stage: str, device: str) -> Stage:
-        """Load the weights of one stage onto `device` (``"cpu"`` or ``"cuda:N"``). Called once per actor, on its own
-        thread; may take minutes.
+        """Load the weights of one stage onto `device` (``"cpu"`` or ``"cuda:N"``).
+
+        Called once per actor, on its own thread; may take minutes. On a GPU this call and all later ones run with a
+        stream of the stage's own as the current one: what the stage computes there, the worker waits for.
         """
         ...

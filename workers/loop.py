@@ -84,7 +84,8 @@ class _Loop:
         self._exit_code: int | None = None
         threads = threads_for(config.threads, len(self._core.actors))
         self._threads = {
-            stage: StageThread(pipeline, stage, config.device, threads, self._post) for stage in self._core.actors
+            stage: StageThread(pipeline, stage, config.device, threads, self._post, config.cache_bytes_max)
+            for stage in self._core.actors
         }
 
     def serve(self) -> int:

@@ -98,17 +98,30 @@ class StageThread:
         device: where it lives, ``cpu`` or ``cuda:N``.
         threads: torch threads inside one operation.
         post: takes each report; called on the stage's thread.
+        cache_bytes_max: most bytes that all sessions together may hold here.
+
+    Attributes:
+        limits: what the broker accepts; written by the loop when the broker says it.
     """
 
     def __init__(
-        self, pipeline: Pipeline, stage: str, device: str, threads: int, post: Callable[[Finished], None]
+        self,
+        pipeline: Pipeline,
+        stage: str,
+        device: str,
+        threads: int,
+        post: Callable[[Finished], None],
+        cache_bytes_max: int,
     ) -> None:
         """Start the thread; it waits for its first job."""
+        self.limits = wire.Limits()
         self._pipeline = pipeline
         self._name = stage
         self._device = device
         self._threads = threads
         self._post = post
+        self._cache_bytes_max = cache_bytes_max
+        self._held: dict[str, int] = {}
         self._stage: Stage | None = None
         self._stream: torch.cuda.Stream | None = None
         self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
@@ -139,16 +152,17 @@ class StageThread:
         try:
             with self._on_device():
                 reply = self._perform(job.work)
-            _check_sendable(reply)
+            _check_sendable(reply, self.limits)
         except BaseException as error:  # noqa: BLE001 - whatever a stage raises fails its session, not the worker
             trace = "".join(traceback.format_exception(error))
-            reply = self._failed(job, error)
+            reply, out_of_memory = self._failed(job, error), _is_out_of_device_memory(error)
         else:
             return reply, ""
         # Out of the handler, where no frame of the stage keeps its tensors alive any more.
-        self._give_memory_back()
         if isinstance(job.work, InitializeStage):
             self._drop_partial(job.work.session)
+        if out_of_memory:
+            self._give_memory_back()
         return reply, trace
 
     def _perform(self, work: BuildStage | InitializeStage | RunTask | ReleaseStage) -> Reply:
@@ -158,14 +172,12 @@ class StageThread:
         assert stage is not None, "a job came before the build"
         match work:
             case InitializeStage():
-                request = {**work.parameters, **self._values(Artifact({}, work.tensors))}
-                made = stage.initialize(work.session, work.chunks, request, self._values(work.handed))
-                handed, held = to_artifact(made.handed), _bytes("cache_bytes", made.cache_bytes)
-                return StageInitialized(work.session, work.stage, work.epoch, work.stage_epoch, handed, held)
+                return self._initialize(stage, work)
             case RunTask():
                 return self._run(stage, work)
             case ReleaseStage():
                 stage.release(work.session)
+                self._held.pop(work.session, None)
                 return StageReleased(work.session, work.stage, work.epoch, work.stage_epoch)
 
     def _build(self, work: BuildStage) -> StageReady:
@@ -179,7 +191,32 @@ class StageThread:
                 self._stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
         with self._on_device():
             self._stage = self._pipeline.build(work.stage, self._device)
-            return StageReady(work.pipeline, work.stage, _bytes("session_bytes", self._stage.session_bytes))
+            expected = _bytes("session_bytes", self._stage.session_bytes)
+        # More than there is would keep everybody away, also those who ask for less than a default request does.
+        return StageReady(work.pipeline, work.stage, min(expected, self._cache_bytes_max))
+
+    def _initialize(self, stage: Stage, work: InitializeStage) -> StageInitialized:
+        from reelwire.pipeline.stage import SizedStage
+
+        request = {**work.parameters, **self._values(Artifact({}, work.tensors))}
+        handed = self._values(work.handed)
+        if isinstance(stage, SizedStage):
+            self._check_room(stage.needed_bytes(work.chunks, request, handed, self._cache_bytes_max))
+        made = stage.initialize(work.session, work.chunks, request, handed)
+        held = _bytes("cache_bytes", made.cache_bytes)
+        self._check_room(held)
+        self._held[work.session] = held
+        artifact = to_artifact(made.handed)
+        return StageInitialized(work.session, work.stage, work.epoch, work.stage_epoch, artifact, held)
+
+    def _check_room(self, needed: int) -> None:
+        if needed > self._cache_bytes_max:
+            reason = f"takes {needed} bytes at {self._name}; accepted at this worker: {self._cache_bytes_max}"
+            raise RequestError("request", reason)
+        held = sum(self._held.values())
+        if held + needed > self._cache_bytes_max:
+            reason = f"the session takes {needed} bytes, and {held} of {self._cache_bytes_max} are taken"
+            raise _NoRoomError(f"{self._name}: {reason}")
 
     def _run(self, stage: Stage, work: RunTask) -> TaskDone:
         inputs = {name: self._values(artifact) for name, artifact in work.inputs.items()}
@@ -207,15 +244,15 @@ class StageThread:
         return torch.cuda.stream(self._stream)
 
     def _give_memory_back(self) -> None:
-        """After a failure: let the other stages of the device have what this one's allocator kept."""
-        if self._stream is not None:
-            import torch
+        """The device is full: let its other stages have what the allocator kept for this one."""
+        import torch
 
-            with contextlib.suppress(RuntimeError):
-                torch.cuda.empty_cache()
+        with contextlib.suppress(RuntimeError):
+            torch.cuda.empty_cache()
 
     def _drop_partial(self, session: str) -> None:
         """An initialization that raised may have made half of its caches."""
+        self._held.pop(session, None)
         if self._stage is not None:
             with contextlib.suppress(Exception), self._on_device():
                 self._stage.release(session)
@@ -225,11 +262,22 @@ class StageThread:
         index = work.index if isinstance(work, RunTask) else None
         if isinstance(error, RequestError):
             failure = Failure("request", _short(error.reason), self._name, index, error.field)
+        elif isinstance(error, _NoRoomError):
+            failure = Failure("overload", _short(str(error)), self._name, index)
         else:
             failure = Failure("stage", _short(f"{type(error).__name__}: {error}"), self._name, index)
         if isinstance(work, BuildStage):
             return StageFailed("", self._name, 0, 0, "build", None, failure)
         return StageFailed(work.session, self._name, work.epoch, work.stage_epoch, _PHASES[type(work)], index, failure)
+
+
+class _NoRoomError(Exception):
+    """Other sessions hold what this one needs."""
+
+
+def _is_out_of_device_memory(error: BaseException) -> bool:
+    # By the name of its type, as for tensors: a pipeline without torch doesn't pay for an import.
+    return any(f"{kind.__module__}.{kind.__qualname__}" == "torch.OutOfMemoryError" for kind in type(error).__mro__)
 
 
 def _check_gpu(device: str, count: int) -> None:
@@ -250,14 +298,14 @@ def _short(text: str) -> str:
     return text if len(text) <= MESSAGE_CHARS_MAX else text[: MESSAGE_CHARS_MAX - 3] + "..."
 
 
-def _check_sendable(reply: Reply) -> None:
+def _check_sendable(reply: Reply, limits: wire.Limits) -> None:
     """Let what the broker would refuse be an error of the stage that made it.
 
     Raises:
         ValueError: the message has no place on the wire, or is too large for it.
     """
     try:
-        wire.decode(wire.encode(reply, 0), wire.TO_BROKER, wire.Limits())
+        wire.decode(wire.encode(reply, 0), wire.TO_BROKER, limits)
     except WireError as error:
         raise ValueError(f"the result can't be sent: {error}") from error
 

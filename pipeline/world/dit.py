@@ -66,9 +66,7 @@ class WorldDiT(nn.Module):
 
     def session_bytes(self, layout: CacheLayout) -> int:
         """Memory that the caches of a session of this layout take: known before they are made."""
-        return (
-            2 * self.config.layers * (layout.capacity + self.config.text_tokens) * self.config.dim * self.dtype.itemsize
-        )
+        return session_bytes(self.config, layout.capacity, self.dtype)
 
     @torch.inference_mode()
     def open_session(self, prompt: Tensor, layout: CacheLayout, *, heads: int | None = None) -> SessionCaches:
@@ -192,6 +190,11 @@ class WorldDiT(nn.Module):
 
     def _layers(self) -> list[Block]:
         return [block for block in self.blocks if isinstance(block, Block)]
+
+
+def session_bytes(config: WorldDiTConfig, capacity: int, dtype: torch.dtype) -> int:
+    """Memory in bytes that a session takes at a model: keys and values of `capacity` tokens and of the prompt."""
+    return 2 * config.layers * (capacity + config.text_tokens) * config.dim * dtype.itemsize
 
 
 def random_world_dit(

@@ -18,18 +18,19 @@ from reelwire.spec import RequestError
 from ..device import Lane
 from ..sessions import Sessions
 from ..stage import Initialized, StageResult, Values
-from ..wan.vae import FeatureCache, VaeDecoder, VaeEncoder, cache_bytes
+from ..wan.vae import FeatureCache, VaeDecoder, VaeEncoder
 from .condition import ConditionStream
 from .config import WorldConfig
 from .control import Steering, SteeringState, steer
-from .dit import WorldDiT
+from .dit import WorldDiT, session_bytes
 from .dit_blocks import SessionCaches
-from .geometry import Geometry, frames_to_bytes, image_to_tensor
+from .geometry import Geometry, check_image, frames_to_bytes, image_to_tensor
 from .kv_cache import CacheLimits
 from .noise import NoiseSource, SeededNoise
 from .request import WorldRequest
 from .rollout import denoise_chunk
 from .sampler import Step
+from .sizes import decode_bytes, denoise_bytes, encode_bytes
 from .stream import LATENTS_MAX
 
 LatentShape = tuple[int, int, int, int, int]
@@ -66,7 +67,22 @@ class EncodeStage:
     def session_bytes(self) -> int:
         """Feature cache and image of one session of the default area."""
         side = int(self._config.area**0.5)
-        return cache_bytes(self._encoder.config, "encoder", side, side) + 3 * 4 * side * side
+        return encode_bytes(self._config, side, side)
+
+    def needed_bytes(
+        self,
+        chunks: int,
+        request: Values,
+        handed: Values,  # noqa: ARG002  it is the first to be initialized
+        most: int,
+    ) -> int:
+        """Feature cache and image of a session.
+
+        Raises:
+            RequestError: the request can't be served, or takes more than `most` bytes.
+        """
+        geometry = self._asked(chunks, request)[1].geometry
+        return encode_bytes(self._config, geometry.height, geometry.width, most)
 
     def initialize(
         self,
@@ -83,12 +99,7 @@ class EncodeStage:
         Raises:
             RequestError: the request can't be served.
         """
-        image = request.get("image")
-        if not isinstance(image, Tensor):
-            raise RequestError("image", "is required: uint8 [rows, columns, 3], red green blue")
-        image_to_tensor(image, 1, 1)
-        image_height, image_width = int(image.shape[0]), int(image.shape[1])
-        asked = WorldRequest.of(self._config, chunks, request, image_height, image_width)
+        image, asked = self._asked(chunks, request)
         height, width = asked.geometry.height, asked.geometry.width
         with self._lane.work():
             picture = self._lane.take(image_to_tensor(image, height, width))
@@ -104,10 +115,10 @@ class EncodeStage:
                 "prompt_embeds": embeds,
                 "height": height,
                 "width": width,
-                "image_height": image_height,
-                "image_width": image_width,
+                "image_height": int(image.shape[0]),
+                "image_width": int(image.shape[1]),
             },
-            cache_bytes=cache_bytes(self._encoder.config, "encoder", height, width) + stream.nbytes,
+            cache_bytes=encode_bytes(self._config, height, width),
         )
 
     def run(
@@ -129,6 +140,14 @@ class EncodeStage:
     def release(self, session: str) -> None:
         """Drop a session's feature cache and image."""
         self._sessions.close(session)
+
+    def _asked(self, chunks: int, request: Values) -> tuple[Tensor, WorldRequest]:
+        """The image, and the whole request, checked."""
+        image = request.get("image")
+        if not isinstance(image, Tensor):
+            raise RequestError("image", "is required: uint8 [rows, columns, 3], red green blue")
+        rows, columns, _ = check_image(image).shape
+        return image, WorldRequest.of(self._config, chunks, request, rows, columns)
 
 
 @dataclass(slots=True)
@@ -175,9 +194,15 @@ class DenoiseStage:
         side = int(config.area**0.5)
         limits = CacheLimits(config.window, config.sink, config.attention)
         layout = limits.layout(Geometry(side, side).frame_tokens, LATENTS_MAX)
-        tokens = layout.capacity + config.dit.text_tokens
-        widest = max(getattr(torch, dtype).itemsize for dtype in config.dtypes)
-        return int(2 * config.dit.layers * tokens * config.dit.dim * widest)
+        return max(session_bytes(config.dit, layout.capacity, getattr(torch, dtype)) for dtype in config.dtypes)
+
+    def needed_bytes(self, chunks: int, request: Values, handed: Values, most: int) -> int:
+        """Keys and values of a session and of its prompt.
+
+        Raises:
+            RequestError: the request can't be served, or takes more than `most` bytes.
+        """
+        return denoise_bytes(self._config, self._asked(chunks, request, handed), most)
 
     def initialize(self, session: str, chunks: int, request: Values, handed: Values) -> Initialized:
         """Make the key/value cache, and the prompt's keys and values.
@@ -185,7 +210,7 @@ class DenoiseStage:
         Raises:
             RequestError: the request can't be served.
         """
-        asked = WorldRequest.of(self._config, chunks, request, handed["image_height"], handed["image_width"])
+        asked = self._asked(chunks, request, handed)
         geometry, chunk_size = asked.geometry, self._config.chunk_size
         device = self._lane.device
         shape = (1, self._config.vae.z_dim, chunk_size, geometry.latent_height, geometry.latent_width)
@@ -239,6 +264,9 @@ class DenoiseStage:
         """Drop a session's caches."""
         self._sessions.close(session)
 
+    def _asked(self, chunks: int, request: Values, handed: Values) -> WorldRequest:
+        return WorldRequest.of(self._config, chunks, request, handed["image_height"], handed["image_width"])
+
     def _model(self, dtype: str) -> WorldDiT:
         exact: torch.dtype = getattr(torch, dtype)
         if exact not in self._models:
@@ -266,7 +294,21 @@ class DecodeStage:
     def session_bytes(self) -> int:
         """Feature cache of one session of the default area."""
         side = int(self._config.area**0.5)
-        return cache_bytes(self._decoder.config, "decoder", side, side)
+        return decode_bytes(self._config, side, side)
+
+    def needed_bytes(
+        self,
+        chunks: int,  # noqa: ARG002  the cache doesn't grow with the session
+        request: Values,  # noqa: ARG002  all that matters was handed on
+        handed: Values,
+        most: int,
+    ) -> int:
+        """Feature cache of a session.
+
+        Raises:
+            RequestError: it takes more than `most` bytes.
+        """
+        return decode_bytes(self._config, handed["height"], handed["width"], most)
 
     def initialize(
         self,
@@ -277,7 +319,7 @@ class DecodeStage:
     ) -> Initialized:
         """Make the feature cache for frames of the size that the encode stage handed out."""
         self._sessions.open(session, self._decoder.new_cache())
-        return Initialized(cache_bytes=cache_bytes(self._decoder.config, "decoder", handed["height"], handed["width"]))
+        return Initialized(cache_bytes=decode_bytes(self._config, handed["height"], handed["width"]))
 
     def run(
         self, session: str, index: int, inputs: Mapping[str, Values], *, is_first: bool, is_last: bool

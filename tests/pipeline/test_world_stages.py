@@ -10,9 +10,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from reelwire.pipeline.stage import Stage
-from reelwire.pipeline.world.config import WorldConfig, tiny
+from reelwire.pipeline.device import Lane
+from reelwire.pipeline.stage import SizedStage, Stage
+from reelwire.pipeline.world.config import WorldConfig, lingbot_world_fast, tiny
 from reelwire.pipeline.world.pipeline import WorldPipeline
+from reelwire.pipeline.world.stages import DenoiseStage
 from reelwire.spec import RequestError
 
 CHUNKS = 3
@@ -228,3 +230,58 @@ def test_memory_is_known_at_initialization(stages: Stages) -> None:
     assert (handed["height"], handed["width"]) == (16, 48)
     assert (handed["image_height"], handed["image_width"]) == (30, 50)
     released(stages, "a")
+
+
+def test_streaming_12_what_a_session_takes_is_known_before_it_is_made(stages: Stages) -> None:
+    """`needed_bytes` says what `initialize` then holds, for every request, and makes nothing."""
+    for given in ({}, {"window": -1, "sink": 0}, {"area": 48 * 64}, {"dtype": "bfloat16"}):
+        handed: dict[str, Any] = {}
+        for name in ORDER:
+            stage = stages[name]
+            assert isinstance(stage, SizedStage)
+            needed = stage.needed_bytes(CHUNKS, request_of(**given), handed, 1 << 30)
+            initialized = stage.initialize("a", CHUNKS, request_of(**given), handed)
+            assert needed == initialized.cache_bytes
+            handed.update(initialized.handed)
+        released(stages, "a")
+
+
+HANDED = {"height": 464, "width": 832, "image_height": 480, "image_width": 832}
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "most", "field", "accepted"),
+    [
+        ("encode", {"area": 480 * 832}, 1 << 20, "area", "accepted at this worker: what takes up to 1.0 MiB"),
+        ("decode", {}, 1 << 20, "area", "464 x 832 pixels take"),
+        ("denoise", {"window": -1, "area": 480 * 832}, 256 << 20, "window", "accepted: 6 to 77, or -1 in a session of"),
+        ("denoise", {"window": 200, "area": 480 * 832}, 256 << 20, "window", "accepted: 6 to 77"),
+        ("denoise", {"window": 200, "sink": 100, "area": 480 * 832}, 256 << 20, "sink", "accepted: up to 74"),
+        ("denoise", {"area": 480 * 832}, 4 << 20, "area", "the 3 latent frames of a chunk"),
+    ],
+)
+def test_streaming_12_a_session_that_alone_is_too_large_is_told_what_to_ask_less_of(
+    stages: Stages, name: str, given: dict[str, Any], most: int, field: str, accepted: str
+) -> None:
+    """The field, what it takes, and what would fit."""
+    stage = stages[name]
+    assert isinstance(stage, SizedStage)
+    picture = torch.zeros(480, 832, 3, dtype=torch.uint8)
+    with pytest.raises(RequestError) as refused:
+        stage.needed_bytes(341, request_of(image=picture, **given), HANDED, most)
+    assert refused.value.field == field
+    assert accepted in refused.value.reason
+
+
+def test_streaming_12_the_full_model_refuses_a_window_that_no_machine_holds() -> None:
+    """LingBot-World-Fast with the whole of a long session in its cache: refused by name, without its weights."""
+    stage = DenoiseStage(lingbot_world_fast(), lambda _dtype: torch.nn.Identity(), Lane("cpu"))  # type: ignore[arg-type, return-value]
+    request = {name: value for name, value in request_of().items() if name != "image"}
+    with pytest.raises(RequestError) as refused:
+        stage.needed_bytes(341, request, HANDED, 64 << 30)
+    assert refused.value.field == "window"
+    assert refused.value.reason == (
+        "1023 latent frames of 464 x 832 pixels (the whole session) take 1177.4 GiB of cache, this worker has 64.0 GiB; "
+        "accepted: 3 to 55, or -1 in a session of up to 18 chunks"
+    )
+    assert stage.needed_bytes(18, request, HANDED, 64 << 30) <= 64 << 30

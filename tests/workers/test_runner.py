@@ -43,6 +43,7 @@ from reelwire.workers.runner import (
 )
 
 LIMIT_S = 30.0
+CACHE_BYTES_MAX = 2500
 PIPELINE = f"{Path(__file__).parent / 'numpy_pipeline.py'}:build"
 NUMPY_DTYPES = [name for name in tensors.ITEM_BYTES if name != "bfloat16"]
 
@@ -56,7 +57,7 @@ class Threads:
 
     def start(self, pipeline: Any, stage: str = "draw", device: str = "cpu") -> Finished:
         """Start the thread of a stage and have it build."""
-        self.threads[stage] = StageThread(pipeline, stage, device, 1, self.reports.put)
+        self.threads[stage] = StageThread(pipeline, stage, device, 1, self.reports.put, CACHE_BYTES_MAX)
         return self.do(BuildStage(pipeline.spec.name, stage), stage)
 
     def do(self, work: Work, stage: str = "draw") -> Finished:
@@ -283,6 +284,91 @@ def test_a_negative_size_is_a_failure_of_the_stage(threads: Threads) -> None:
     assert "session_bytes is -1" in reply.failure.message
 
 
+def test_streaming_12_a_session_for_which_no_bytes_are_left_is_refused(threads: Threads) -> None:
+    """As overload, with what it had made released; when another one is gone there is room again."""
+    stage: Any = load(PIPELINE, {}).build("draw", "cpu")
+    spec = load(PIPELINE, {}).spec
+    threads.start(types.SimpleNamespace(spec=spec, array_library="numpy", build=lambda *_: stage))
+    threads.do(initialize("a"))
+    threads.do(initialize("b"))
+    reply = threads.do(initialize("c")).reply
+    assert isinstance(reply, StageFailed)
+    assert (reply.phase, reply.failure.kind) == ("initialize", "overload")
+    assert reply.failure.message == "draw: the session takes 1000 bytes, and 2000 of 2500 are taken"
+    assert set(stage.sessions) == {"a", "b"}
+    threads.do(release("a"))
+    assert isinstance(threads.do(initialize("c")).reply, StageInitialized)
+
+
+@pytest.mark.parametrize(("needs", "kind"), [(2501, "request"), (1501, "overload")])
+def test_streaming_12_a_stage_that_knows_its_needs_is_asked_first(threads: Threads, needs: int, kind: str) -> None:
+    """Nothing is made for a session that doesn't fit; what could never fit is the request's fault."""
+    pipeline = load(PIPELINE, {})
+    stage: Any = pipeline.build("draw", "cpu")
+    asked: list[Any] = []
+
+    def needed_bytes(chunks: int, request: Any, handed: Any, most: int) -> int:
+        asked.append((chunks, request["seed"], dict(handed), most))
+        return needs if request["seed"] == 5 else 1000
+
+    stage.needed_bytes = needed_bytes
+    threads.start(types.SimpleNamespace(spec=pipeline.spec, array_library="numpy", build=lambda *_: stage))
+    threads.do(initialize("a"))
+    reply = threads.do(initialize("b", seed=5, handed=Artifact({"x": 1}))).reply
+    assert isinstance(reply, StageFailed)
+    assert reply.failure.kind == kind
+    assert str(needs) in reply.failure.message
+    assert asked[-1] == (9, 5, {"x": 1}, CACHE_BYTES_MAX)
+    assert set(stage.sessions) == {"a"}
+
+
+def test_a_stage_never_announces_more_than_it_has(threads: Threads) -> None:
+    """Or nobody could ask it for less than the default request."""
+    pipeline = load(PIPELINE, {})
+    stage: Any = pipeline.build("draw", "cpu")
+    stage.session_bytes = 10 * CACHE_BYTES_MAX
+    report = threads.start(types.SimpleNamespace(spec=pipeline.spec, array_library="numpy", build=lambda *_: stage))
+    assert report.reply == StageReady("toy", "draw", CACHE_BYTES_MAX)
+
+
+def test_streaming_38_a_result_above_what_the_broker_accepts_fails_its_task(threads: Threads) -> None:
+    """The limit that the broker said holds, not the default; the thread goes on."""
+    result = StageResult({"picture": {"pixels": np.zeros(1200, np.uint8)}})
+    spec = load(PIPELINE, {}).spec
+    threads.start(types.SimpleNamespace(spec=spec, array_library="numpy", build=stage_giving(result)))
+    threads.do(initialize())
+    threads.threads["draw"].limits = wire.Limits(frame_bytes_max=1199)
+    reply = threads.do(task(1)).reply
+    assert isinstance(reply, StageFailed)
+    assert reply.failure.message == "ValueError: the result can't be sent: frame of 1200 bytes; accepted: 1199"
+    threads.threads["draw"].limits = wire.Limits(frame_bytes_max=1200)
+    assert isinstance(threads.do(task(2)).reply, TaskDone)
+
+
+def test_memory_of_the_device_is_given_back_only_when_it_was_full(
+    threads: Threads, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Emptying the allocator's cache holds up every stage of the device; a bad control is no reason for it."""
+    import torch
+
+    emptied: list[bool] = []
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: emptied.append(True))
+    pipeline = load(PIPELINE, {})
+    stage: Any = pipeline.build("draw", "cpu")
+    threads.start(types.SimpleNamespace(spec=pipeline.spec, array_library="numpy", build=lambda *_: stage))
+    threads.do(initialize(seed=-1))
+    assert emptied == []
+
+    def full(*_: Any) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    stage.initialize = full
+    reply = threads.do(initialize("b")).reply
+    assert isinstance(reply, StageFailed)
+    assert reply.failure.message == "OutOfMemoryError: CUDA out of memory"
+    assert emptied == [True]
+
+
 def test_a_long_or_broken_message_still_travels(threads: Threads) -> None:
     """An exception's text is cut, and what has no UTF-8 is replaced."""
     pipeline = load(PIPELINE, {})
@@ -438,7 +524,7 @@ def test_a_pipeline_without_torch_never_imports_it() -> None:
         "from reelwire.workers.runner import StageThread, load\n"
         f"pipeline = load({PIPELINE!r}, {{'trouble': 'torch'}})\n"
         "reports = queue.SimpleQueue()\n"
-        "thread = StageThread(pipeline, 'draw', 'cpu', 1, reports.put)\n"
+        "thread = StageThread(pipeline, 'draw', 'cpu', 1, reports.put, 1 << 20)\n"
         "empty = Artifact()\n"
         "for work in (BuildStage('toy', 'draw'),\n"
         "             InitializeStage('s', 'toy', 'draw', 1, 1, 9, {'seed': 1}, {}, empty),\n"
