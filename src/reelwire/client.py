@@ -41,7 +41,8 @@ class Client:
             it, or it is ``tcp://127.0.0.1:7461``.
         name: how the client is called in the broker's status; the broker finds a name if it is empty.
         connect_timeout_s: how long to wait for the broker's answer, in seconds.
-        frame_bytes_max: largest tensor that is accepted from the broker, in bytes.
+        frame_bytes_max: largest tensor that is accepted from the broker, in bytes; the broker is told, and fails a
+            session whose chunks are larger.
 
     Attributes:
         endpoint: where it connects to.
@@ -66,13 +67,16 @@ class Client:
         check_endpoint(self.endpoint)
         if not connect_timeout_s > 0:
             raise RequestError("connect_timeout_s", f"{connect_timeout_s!r} is not accepted; accepted: above 0")
+        if not isinstance(frame_bytes_max, int) or isinstance(frame_bytes_max, bool) or frame_bytes_max < 1:
+            raise RequestError("frame_bytes_max", f"{frame_bytes_max!r} is not accepted; accepted: 1 or more, in bytes")
         try:
             wire.encode(ClientHello(__version__, name), 0)
         except ValueError:
             raise RequestError("name", f"{name!r} is not a text") from None
         self._connect_timeout_s = connect_timeout_s
         limits = wire.Limits(frame_bytes_max=frame_bytes_max)
-        self._link = Link(ClientCore(__version__, name), self.endpoint, limits)
+        said = {"frame_bytes_max": limits.frame_bytes_max, "header_bytes_max": limits.header_bytes_max}
+        self._link = Link(ClientCore(__version__, name, said), self.endpoint, limits)
         self._finalizer = weakref.finalize(self, self._link.leave)
         self._finalizer.atexit = False  # the loop's own exit handler also waits
         try:
@@ -138,6 +142,7 @@ class Client:
         length = session_length(spec, chunks, frames, frames_policy)
         complete = check_parameters(spec, _given(spec, prompt, seed, parameters))
         refs = _tensors(spec, image, tensors or {}, welcome.limits.get("image_bytes_max", media.IMAGE_BYTES_MAX))
+        _check_sizes(refs, welcome)
         key = secrets.token_hex(16)
         _check_encodable(OpenSession(key, pipeline, length, complete, refs), welcome)
         answer = self._link.call(
@@ -183,6 +188,13 @@ class Client:
                 f"no reelwire broker answered at {self.endpoint} within {self._connect_timeout_s:g} s"
             ) from None
         return cast("Welcome", answer)
+
+
+def _check_sizes(refs: Mapping[str, TensorRef], welcome: Welcome) -> None:
+    most = welcome.limits.get("frame_bytes_max", wire.Limits().frame_bytes_max)
+    for name, ref in refs.items():
+        if ref.nbytes > most:
+            raise RequestError(name, f"takes {ref.nbytes} bytes; accepted by the broker: {most}")
 
 
 def _check_encodable(message: OpenSession, welcome: Welcome) -> None:

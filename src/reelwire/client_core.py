@@ -13,6 +13,7 @@ A lost connection fails the sessions that lived on it; later ones are opened ove
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Mapping
 from typing import Literal, assert_never
 
 from . import client_events as e
@@ -40,6 +41,7 @@ class ClientCore:
     Args:
         version: of this package; the broker's must agree in major and minor.
         name: how the client wishes to be called; the broker chooses if it is empty.
+        limits: what it accepts, by name, as its hello says it.
 
     Attributes:
         phase: see the module.
@@ -48,7 +50,7 @@ class ClientCore:
         dropped: messages that were dropped, by reason.
     """
 
-    def __init__(self, version: str, name: str = "") -> None:
+    def __init__(self, version: str, name: str = "", limits: Mapping[str, int] | None = None) -> None:
         """Start without a connection."""
         self.phase: Phase = "idle"
         self.welcome: m.Welcome | None = None
@@ -56,6 +58,7 @@ class ClientCore:
         self.dropped: dict[str, int] = {}
         self._version = version
         self._name = name
+        self._limits = {} if limits is None else dict(limits)
         self._attachment = 0
         self._opening: dict[str, SessionView] = {}
         self._calls: dict[int, str] = {}  # call -> id of the session it is about, or ""
@@ -123,7 +126,7 @@ class ClientCore:
         if self.phase == "idle":
             self.phase = "greeting"
             self._attachment = 0
-            self._send(now, m.ClientHello(self._version, self._name))
+            self._send(now, m.ClientHello(self._version, self._name, self._limits))
 
     def _tick(self, now: float) -> None:
         if self.phase == "greeting" and now >= self._said + HELLO_RETRY_S:

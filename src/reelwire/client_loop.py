@@ -234,7 +234,8 @@ class Link:
         dealer.setsockopt(zmq.SNDHWM, _SNDHWM)
         # Only for a literal address: a name would be looked up as IPv6 alone, and localhost is often 127.0.0.1.
         dealer.setsockopt(zmq.IPV6, int("[" in self._endpoint))
-        dealer.setsockopt(zmq.MAXMSGSIZE, self._limits.frame_bytes_max)
+        # of each frame, and the header is one of them
+        dealer.setsockopt(zmq.MAXMSGSIZE, max(self._limits.frame_bytes_max, self._limits.header_bytes_max))
         try:
             dealer.connect(self._endpoint)
         except zmq.ZMQError:

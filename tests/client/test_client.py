@@ -112,9 +112,25 @@ def test_streaming_38_versions_that_do_not_fit_are_both_named(stand_in: StandIn)
     assert not threads()
 
 
+def test_streaming_38_limits_are_said_both_ways(stand_in: StandIn) -> None:
+    """The hello says what the client accepts; what the broker doesn't accept is refused here, by name."""
+    for wrong in (0, -1, True, 1.5):
+        with refused("frame_bytes_max"):
+            Client(stand_in.endpoint, frame_bytes_max=wrong)  # type: ignore[arg-type]
+    stand_in.limits = {"image_bytes_max": 3 * 64 * 64, "frame_bytes_max": 3 * 8 * 8}
+    with Client(stand_in.endpoint, frame_bytes_max=100) as client:
+        assert stand_in.next(m.ClientHello).limits == {"frame_bytes_max": 100, "header_bytes_max": 1 << 20}
+        client.open_session("toy", image=np.zeros((8, 8, 3), np.uint8), chunks=3)
+        with refused("image") as caught:
+            client.open_session("toy", image=np.zeros((8, 9, 3), np.uint8), chunks=3)
+        assert "takes 216 bytes; accepted by the broker: 192" in str(caught.value)
+
+
 def test_a_client_takes_part_and_leaves(stand_in: StandIn, client: Client) -> None:
     """Hello and goodbye; status and pipelines in between; a closed client says so."""
-    assert stand_in.next(m.ClientHello).name == "tester"
+    hello = stand_in.next(m.ClientHello)
+    assert hello.name == "tester"
+    assert hello.limits == {"frame_bytes_max": 256 << 20, "header_bytes_max": 1 << 20}
     assert client.status() == {"workers": 0}
     assert list(client.pipelines) == ["toy"]
     assert stand_in.endpoint in repr(client)
