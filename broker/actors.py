@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Literal, Protocol
 
 from reelwire.messages import StageOffer
 
@@ -12,6 +12,7 @@ from .peers import Peer
 
 TaskKey = tuple[str, int, int, int]
 """Session, epoch, stage epoch, index."""
+Errand = Literal["initialize", "release"]
 
 
 class Tenant(Protocol):
@@ -29,7 +30,6 @@ class Task:
     """A task that was sent to an actor; `started_at` is None while it waits there."""
 
     key: TaskKey
-    sent_at: float
     started_at: float | None = None
 
 
@@ -45,7 +45,9 @@ class Actor:
         tenants: session id to the bytes that it takes.
         bytes_used: their sum.
         outstanding: tasks that were sent and aren't over, oldest first; at most one running and `mailbox` waiting.
-        errands: initializations and releases that were sent and aren't answered.
+        errands: how many initializations and releases were sent and aren't answered.
+        answered_at: since when its next word is waited for: its last one, or the first that was sent after a pause.
+        refuses: it had no room lately, although it should have had.
         failure: why its weights couldn't be loaded.
         waiting: sessions whose next task could run, in order of arrival.
     """
@@ -57,7 +59,9 @@ class Actor:
     tenants: dict[str, int] = field(default_factory=dict)
     bytes_used: int = 0
     outstanding: OrderedDict[TaskKey, Task] = field(default_factory=OrderedDict)
-    errands: int = 0
+    errands: Counter[Errand] = field(default_factory=Counter)
+    answered_at: float = 0.0
+    refuses: bool = False
     failure: str = ""
     waiting: OrderedDict[str, Tenant] = field(default_factory=OrderedDict)
 
@@ -69,13 +73,14 @@ class Actor:
     @property
     def is_idle(self) -> bool:
         """Whether what is sent now starts at once."""
-        return not self.outstanding and not self.errands
+        return not self.outstanding and not self.errands.total()
 
     @property
     def fits_one_more(self) -> bool:
         """Whether another session can live here."""
         return (
             self.is_ready
+            and not self.refuses
             and not self.worker.draining
             and len(self.tenants) < self.offer.slots
             and self.bytes_used + self.session_bytes <= self.offer.cache_bytes_max
@@ -103,11 +108,34 @@ class Actor:
         for key in [key for key in self.outstanding if key[0] == session]:
             del self.outstanding[key]
 
-    def send(self, key: TaskKey, now: float) -> Task:
+    def send(self, key: TaskKey, now: float) -> None:
         """Note a task that is sent to the actor."""
         assert self.has_room, f"{self.offer.stage}: more tasks than its mailbox takes"
-        self.outstanding[key] = task = Task(key, now)
-        return task
+        self.begin(now)
+        self.outstanding[key] = Task(key)
+
+    def send_errand(self, errand: Errand, now: float) -> None:
+        """Note an initialization or a release that is sent to the actor."""
+        self.begin(now)
+        self.errands[errand] += 1
+
+    def begin(self, now: float) -> None:
+        """Wait for a word from now on, unless one is waited for already."""
+        if self.is_idle:
+            self.answered_at = now
+
+    def silent_limit_s(self, initialize_s: float, task_s: float, release_s: float) -> float | None:
+        """How long the actor may say nothing, in seconds; None when nothing is waited for.
+
+        It is the longest time that anything it was sent may take: which of them it is at isn't known here, and whoever
+        waits behind a slow neighbour must not take it for hung.
+        """
+        limits = [
+            *([initialize_s] if self.errands["initialize"] else []),
+            *([task_s] if self.outstanding else []),
+            *([release_s] if self.errands["release"] else []),
+        ]
+        return max(limits, default=None)
 
     def pump(self) -> None:
         """Send tasks, in order of arrival, as long as there is room."""
@@ -120,7 +148,7 @@ class Actor:
         assert len(self.outstanding) <= 1 + self.offer.mailbox, f"{self.offer.stage}: too many tasks"
         assert len(self.tenants) <= self.offer.slots, f"{self.offer.stage}: too many sessions"
         assert self.bytes_used == sum(self.tenants.values()), f"{self.offer.stage}: bytes don't add up"
-        assert self.errands >= 0, f"{self.offer.stage}: more answers than errands"
+        assert all(count >= 0 for count in self.errands.values()), f"{self.offer.stage}: more answers than errands"
         assert all(key[0] in self.tenants for key in self.outstanding), f"{self.offer.stage}: task of a stranger"
         assert all(session in self.tenants for session in self.waiting), f"{self.offer.stage}: a stranger waits"
         assert not (self.waiting and self.has_room), f"{self.offer.stage}: room, and nobody is sent"

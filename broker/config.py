@@ -22,7 +22,10 @@ class BrokerConfig:
         control_idle_s: a session without a control for so long is closed.
         stall_s: a session whose client acknowledges nothing for so long is closed.
         placement_timeout_s: how long a session waits for room at the workers.
-        close_timeout_s: how long a drain or the release of one stage may take before the stage counts as hung.
+        initialize_timeout_s: a stage that says nothing for so long while it initializes a session is hung.
+        task_timeout_s: a stage that says nothing for so long while it has a task is hung.
+        close_timeout_s: how long the end of a session may take, from the word that ends it; a stage that says nothing
+            for so long while a session that ends waits for it is hung.
         drain_s: how long a broker that was asked to stop waits for its sessions.
         result_keep_s: how long chunks that nobody acknowledged outlive their session's stages.
         retry_after_s: what a refused client is advised to wait.
@@ -49,6 +52,8 @@ class BrokerConfig:
     control_idle_s: float = 300.0
     stall_s: float = 120.0
     placement_timeout_s: float = 30.0
+    initialize_timeout_s: float = 300.0
+    task_timeout_s: float = 300.0
     close_timeout_s: float = 30.0
     drain_s: float = 60.0
     result_keep_s: float = 86400.0

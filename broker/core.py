@@ -59,6 +59,7 @@ class BrokerCore:
         self._opened = 0
         self._draining = False
         self._stopped = False
+        self._unread_since: float | None = None
         self.sessions: dict[str, Session] = {}
 
     @property
@@ -66,7 +67,8 @@ class BrokerCore:
         """When a TurnEnded is due although nothing arrived, in seconds; None when there is no such time."""
         if self._stopped:
             return None
-        times = (self._desk.timers.next_at, self._beats.next_at, self._silences.next_at)
+        desk = self._desk
+        times = (desk.timers.next_at, desk.silences.next_at, self._beats.next_at, self._silences.next_at)
         return min((at for at in times if at is not None), default=None)
 
     def handle(self, event: Event) -> list[Action]:
@@ -101,7 +103,7 @@ class BrokerCore:
     def check(self) -> None:
         """Assert every invariant; takes time in proportion to what there is."""
         desk = self._desk
-        for left in (desk.unsettled, desk.stirred, desk.ended, desk.lost, desk.freed):
+        for left in (desk.unsettled, desk.stirred, desk.ended, desk.lost, desk.freed, desk.returned):
             assert not left, "work was left undone"
         self._peers.check()
         self._placement.check()
@@ -110,7 +112,7 @@ class BrokerCore:
         assert len(self.sessions) <= self._config.sessions_max, "too many sessions"
         assert len(self._ended) <= ENDED_KEPT_MAX, "too many ended sessions"
         assert set(desk.touched) <= set(self.sessions), "an ended session is to be looked at"
-        assert {name for kind, name in desk.timers.all() if kind != "drain"} <= set(self.sessions), "a stranger's timer"
+        assert {name for _, name in desk.timers.all() if name} <= set(self.sessions), "a stranger's timer"
         waiting = {name for served in self._placement.served.values() for name in served.waiting}
         for name, session in self.sessions.items():
             session.check()
@@ -127,7 +129,9 @@ class BrokerCore:
             if seat.state != "gone"
         }
         assert held == taken, "sessions and actors disagree about who lives where"
-        assert sum(actor.errands for actor in self._actors()) == sum(len(seat.errands) for seat in seats), "errands"
+        errands = sum(actor.errands.total() for actor in self._actors())
+        assert errands == sum(len(seat.errands) for seat in seats), "errands"
+        assert set(desk.silences.all()) == {actor for actor in self._actors() if not actor.is_idle}, "hung and unseen"
         for peer in self._peers.by_route.values():
             assert set(peer.sessions) <= set(self.sessions), f"{peer.name} has a session that isn't there"
         for timed in (self._beats, self._silences):
@@ -325,8 +329,8 @@ class BrokerCore:
         return complete
 
     def _metrics(self, peer: Peer, name: str) -> dict[str, Plain]:
-        session = peer.sessions.get(name)
-        if session is not None:
+        session = self.sessions.get(name)
+        if session is not None and session.attachment == peer.attachment:
             return report.metrics(session)
         attachment, values = self._ended.get(name, (0, {}))
         return values if attachment == peer.attachment else {}
@@ -336,12 +340,16 @@ class BrokerCore:
             self._stage_ready(peer, message)
             return
         if isinstance(message, m.Draining):
-            peer.draining = True
-            self._desk.log("info", "worker_draining", peer=peer.name, sessions=len(peer.sessions))
+            self._worker_drains(peer)
             return
         assert isinstance(message, t.WorkerSays), f"{type(message).__name__} was handled before"
         if isinstance(message, m.StageFailed) and message.phase == "build":
             self._stage_not_built(peer, message)
+            return
+        if isinstance(message, m.StageInitialized) and message.cache_bytes < 0:
+            self._expel(
+                peer, "malformed", f"StageInitialized.cache_bytes is {message.cache_bytes}; accepted: 0 and more"
+            )
             return
         session = peer.sessions.get(message.session)
         seat = None if session is None or session.seats is None else session.seats.seats.get(message.stage)
@@ -351,6 +359,15 @@ class BrokerCore:
             self._desk.count("stale_epochs", peer=peer.name, session=session.id, message=type(message).__name__)
         else:
             session.handle(message)
+
+    def _worker_drains(self, peer: Peer) -> None:
+        """Place nobody at a worker that stops; what its sessions accepted is delivered."""
+        if peer.draining:
+            return
+        peer.draining = True
+        self._desk.log("info", "worker_draining", peer=peer.name, sessions=len(peer.sessions))
+        for session in list(peer.sessions.values()):
+            session.handle(t.ShuttingDown(self._config.drain_s, peer))
 
     def _stage_ready(self, peer: Peer, message: m.StageReady) -> None:
         actor = peer.actors.get((message.pipeline, message.stage))
@@ -377,7 +394,7 @@ class BrokerCore:
             if peer.sent_at + self._config.heartbeat_s <= now:
                 self._desk.send(peer, m.Heartbeat())
             self._beats.set(attachment, peer.sent_at + self._config.heartbeat_s)
-        if drained:
+        if self._has_heard_enough(drained=drained):
             self._look_at_silence(now)
             while (due := self._desk.timers.pop_due(now)) is not None:
                 self._due(due)
@@ -387,6 +404,19 @@ class BrokerCore:
             self.sessions[name].handle(t.Looked())
             self._settle()
 
+    def _has_heard_enough(self, *, drained: bool) -> bool:
+        """Whether deadlines count now.
+
+        What is still unread may be the very word that one waits for, so they wait until everything was read; but not
+        longer than a peer may be silent, or whoever talks without end would keep everybody else's from coming.
+        """
+        if drained:
+            self._unread_since = None
+            return True
+        if self._unread_since is None:
+            self._unread_since = self._desk.now
+        return self._desk.now >= self._unread_since + self._config.missed * self._config.heartbeat_s
+
     def _look_at_silence(self, now: float) -> None:
         while (attachment := self._silences.pop_due(now)) is not None:
             peer = self._peers.by_attachment[attachment]
@@ -395,10 +425,17 @@ class BrokerCore:
                 self._watch(peer)
             else:
                 self._drop(peer, f"not heard for {now - peer.heard_at:.1f} s")
+        while (actor := self._desk.silences.pop_due(now)) is not None:
+            reason = f"stage {actor.offer.stage!r} said nothing for {now - actor.answered_at:.1f} s"
+            self._desk.give_up(actor.worker, reason)
+            self._settle()
 
     def _due(self, due: TimerKey) -> None:
         kind, name = due
-        if kind == "drain":
+        if kind == "retry":
+            self._desk.retry()
+            self._settle()
+        elif kind == "drain":
             self._desk.log("warning", "drain_expired", sessions=len(self.sessions))
             self._stop()
         else:
@@ -427,7 +464,7 @@ class BrokerCore:
     def _settle(self) -> None:
         """Do what follows, until nothing does: lost workers, ended sessions, places that became free, tasks."""
         desk = self._desk
-        while desk.lost or desk.ended or desk.freed or desk.unsettled or desk.stirred:
+        while desk.lost or desk.ended or desk.returned or desk.freed or desk.unsettled or desk.stirred:
             if desk.lost:
                 peer = next(iter(desk.lost))
                 reason = desk.lost.pop(peer)
@@ -435,6 +472,9 @@ class BrokerCore:
                     self._expel(peer, "unknown_peer", f"declared lost: {reason}")
             elif desk.ended:
                 self._forget(self.sessions.pop(desk.ended.pop()))
+            elif desk.returned:
+                self._placement.enter_again(self.sessions[desk.returned.pop()])
+                desk.freed = True
             elif desk.freed:
                 desk.freed = False
                 for session, actors in self._placement.next_placed():
@@ -449,9 +489,6 @@ class BrokerCore:
         self._ended[session.id] = (session.attachment, report.metrics(session))
         if len(self._ended) > ENDED_KEPT_MAX:
             self._ended.popitem(last=False)
-        if session.owner is not None:
-            session.owner.sessions.pop(session.id, None)
-            session.owner.keys.pop(session.key, None)
 
     def _actors(self) -> list[Actor]:
         return [actor for peer in self._peers.workers.values() for actor in peer.actors.values()]

@@ -18,8 +18,8 @@ from .transitions import Timer
 if TYPE_CHECKING:
     from .making import Making
 
-TimerKey = tuple[Timer | Literal["drain"], str]
-"""What is due, and the session that it is due for; the broker's own drain has none."""
+TimerKey = tuple[Timer | Literal["drain", "retry"], str]
+"""What is due, and the session that it is due for; the broker's own drain, and a new look for places, have none."""
 
 
 class Desk:
@@ -30,6 +30,7 @@ class Desk:
         now: time of the event that is handled, in seconds.
         event_id: its running number.
         timers: deadlines of sessions and of the broker itself.
+        silences: when actors that owe an answer count as hung.
         counters: how often something was refused, dropped or lost, by reason.
         stats: pipeline name to the numbers of all its sessions.
         unsettled: sessions whose stages may be able to go on.
@@ -37,6 +38,8 @@ class Desk:
         touched: sessions whose keys or pending control may be taken at the end of the turn.
         ended: sessions that ended in this event.
         lost: workers that must be given up, and why.
+        returned: sessions that gave their places back and wait for others.
+        refusing: actors that had no room although they should have; asked again after `retry_after_s`.
         freed: somebody who waits for a place may find one.
     """
 
@@ -46,6 +49,7 @@ class Desk:
         self.now = 0.0
         self.event_id = 0
         self.timers: Timers[TimerKey] = Timers()
+        self.silences: Timers[Actor] = Timers()
         self.counters: Counter[str] = Counter()
         self.stats: dict[str, StreamStats] = {}
         self.unsettled: dict[str, Making] = {}
@@ -53,6 +57,8 @@ class Desk:
         self.touched: dict[str, None] = {}
         self.ended: list[str] = []
         self.lost: dict[Peer, str] = {}
+        self.returned: list[str] = []
+        self.refusing: list[Actor] = []
         self.freed = False
         self._actions: list[Action] = []
 
@@ -102,6 +108,45 @@ class Desk:
                 actor = next(iter(self.stirred))
                 del self.stirred[actor]
                 actor.pump()
+
+    def answered(self, actor: Actor) -> None:
+        """An actor said something about what it was sent."""
+        actor.answered_at = self.now
+        self.watch(actor)
+
+    def watch(self, actor: Actor) -> None:
+        """Note when an actor counts as hung, after what it was sent or what it owes changed."""
+        config = self.config
+        limit_s = actor.silent_limit_s(config.initialize_timeout_s, config.task_timeout_s, config.close_timeout_s)
+        if limit_s is None or actor.worker.gone:
+            self.silences.drop(actor)
+        else:
+            self.silences.set(actor, actor.answered_at + limit_s)
+
+    def hung_at(self, actor: Actor) -> float | None:
+        """When an actor counts as hung for a session that ends; None when it owes nothing.
+
+        A task that runs while a session ends has only the time that the end has: whoever waits for the end waits no
+        longer. An initialization keeps its own, because it loads and compiles.
+        """
+        config = self.config
+        limit_s = actor.silent_limit_s(config.initialize_timeout_s, config.close_timeout_s, config.close_timeout_s)
+        return None if limit_s is None else actor.answered_at + limit_s
+
+    def refuses(self, actor: Actor) -> None:
+        """An actor had no room for a session that was sent there: place nobody there for a while."""
+        if not actor.refuses:
+            actor.refuses = True
+            self.refusing.append(actor)
+        if ("retry", "") not in self.timers:
+            self.timers.set(("retry", ""), self.now + self.config.retry_after_s)
+
+    def retry(self) -> None:
+        """Ask those that refused again."""
+        for actor in self.refusing:
+            actor.refuses = False
+        self.refusing.clear()
+        self.freed = True
 
     def give_up(self, worker: Peer, reason: str) -> None:
         """Declare a worker lost when this event is done."""

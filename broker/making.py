@@ -193,6 +193,7 @@ class Making(ABC):
         starts = actor.is_idle
         index, inputs = self.flow.dispatch(stage)
         actor.send(self._task_key(index), self.desk.now)
+        self.desk.watch(actor)
         if starts:
             self.flow.start(stage)
         self.timing.admitted(stage, index, self.desk.now)
@@ -214,12 +215,9 @@ class Making(ABC):
 
     def on_started(self, event: TaskStarted) -> None:
         """An actor began a task: the inputs have left their edges."""
-        assert self.seats is not None, "started without a place"
-        task = self.seats.actor(event.stage).outstanding.get(self._task_key(event.index))
-        if task is None or task.started_at is not None:
+        if not self._begins(event):
             self.refuse("orphans", event)
             return
-        task.started_at = self.desk.now
         if self.flow.stages[event.stage].started == event.index:
             self.flow.start(event.stage)
         self.timing.started(event.stage, event.index, self.desk.now)
@@ -253,6 +251,17 @@ class Making(ABC):
         self._stir()
         self._all_made()
 
+    def _begins(self, event: TaskStarted) -> bool:
+        """Whether a task that was sent and hadn't begun begins now."""
+        assert self.seats is not None, "started without a place"
+        actor = self.seats.actor(event.stage)
+        task = actor.outstanding.get(self._task_key(event.index))
+        if task is None or task.started_at is not None:
+            return False
+        task.started_at = self.desk.now
+        self.desk.answered(actor)
+        return True
+
     def _is_oldest_task(self, stage: str, index: int) -> bool:
         """Whether a task is the oldest that its actor has of this session: only that one can be over."""
         assert self.seats is not None, "a task without a place"
@@ -264,6 +273,7 @@ class Making(ABC):
         assert self.seats is not None, "a task without a place"
         actor = self.seats.actor(stage)
         del actor.outstanding[self._task_key(index)]
+        self.desk.answered(actor)
         self.desk.stirred[actor] = None
         if self.flow.stages[stage].started == index:
             self.flow.start(stage)

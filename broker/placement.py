@@ -134,6 +134,12 @@ class Placement:
         served.sessions += 1
         served.waiting[session.id] = session
 
+    def enter_again(self, session: Session) -> None:
+        """A session that gave its places back waits again, before everybody else."""
+        waiting = self.served[session.spec.name].waiting
+        waiting[session.id] = session
+        waiting.move_to_end(session.id, last=False)
+
     def leave(self, session: Session) -> None:
         """A session has ended."""
         served = self.served[session.spec.name]

@@ -58,8 +58,9 @@ def _session(session: Session) -> dict[str, Plain]:
     return {
         "session": session.id,
         "pipeline": session.spec.name,
-        "state": session.state,
-        "detached": session.owner is None,
+        "state": session.shown_state,
+        "unread": len(session.ring),
+        "detached": session.owner is None and not session.is_told,
         "chunks": session.chunks,
         "next_condition_index": flow.next_condition_index,
         "next_control_index": flow.next_control_index,

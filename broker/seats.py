@@ -22,13 +22,12 @@ from reelwire.messages import (
 )
 from reelwire.spec import StreamSpec
 
-from .actors import Actor
+from .actors import Actor, Errand
 from .desk import Desk
 from .peers import Peer
 
 STAGE_EPOCH = 1
 
-Errand = Literal["initialize", "release"]
 SeatState = Literal["kept", "initializing", "live", "releasing", "gone"]
 
 
@@ -156,9 +155,9 @@ class Seats:
         """Whether no actor holds anything of the session."""
         return all(seat.state == "gone" for seat in self.seats.values())
 
-    def releasing_worker(self) -> Peer | None:
-        """The worker whose answer to a release is waited for."""
-        return next((seat.actor.worker for seat in self.seats.values() if seat.state == "releasing"), None)
+    def owing(self) -> list[Actor]:
+        """Actors that were sent something for the session and haven't answered."""
+        return [seat.actor for seat in self.seats.values() if seat.errands or seat.actor.has_task_of(self._session)]
 
     def _initialize(self, stage: str, seat: Seat) -> None:
         assert self._request is not None, "initialized after all were"
@@ -188,21 +187,24 @@ class Seats:
 
     def _send(self, seat: Seat, errand: Errand, message: InitializeStage | ReleaseStage) -> None:
         seat.errands.add(errand)
-        seat.actor.errands += 1
+        seat.actor.send_errand(errand, self._desk.now)
+        self._desk.watch(seat.actor)
         self._desk.send(seat.actor.worker, message)
 
     def _answered(self, seat: Seat, errand: Errand) -> bool:
         if errand not in seat.errands:
             return False
         seat.errands.remove(errand)
-        seat.actor.errands -= 1
+        seat.actor.errands[errand] -= 1
+        self._desk.answered(seat.actor)
         return True
 
     def _vacate(self, seat: Seat) -> None:
         seat.state = "gone"
-        seat.actor.errands -= len(seat.errands)
+        seat.actor.errands.subtract(seat.errands)
         seat.errands.clear()
         seat.actor.evict(self._session)
+        self._desk.watch(seat.actor)
         self._desk.stirred[seat.actor] = None
         self._desk.freed = True
         worker = seat.actor.worker

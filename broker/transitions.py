@@ -28,6 +28,7 @@ from .peers import Peer
 State = Literal[
     "opening",
     "initializing",
+    "returning",
     "ready",
     "running",
     "draining",
@@ -92,7 +93,7 @@ class StallExpired:
 
 @dataclass(frozen=True, slots=True)
 class CloseExpired:
-    """A drain, or the release of one stage, took too long."""
+    """The time of the end is over, or a stage that it still waits for would be hung by now."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,9 +103,10 @@ class KeepExpired:
 
 @dataclass(frozen=True, slots=True)
 class ShuttingDown:
-    """The broker stops."""
+    """The broker stops, or a worker that the session lives at."""
 
     within_s: float
+    worker: Peer | None = None
 
 
 ClientSays = SetKeys | SubmitControl | Ack | EndSession
@@ -162,9 +164,22 @@ _INITIALIZING: dict[type, Step] = {
     SetKeys: Step("on_keys"),
     SubmitControl: Step("on_early_control"),
     EndSession: Step("on_end", _GIVEN_UP),
-    StageInitialized: Step("on_initialized", ("ready",)),
-    StageFailed: Step("on_stage_failed", _GIVEN_UP),
+    StageInitialized: Step("on_initialized", ("ready", "releasing")),
+    StageFailed: Step("on_stage_failed", ("returning", "releasing")),
     WorkerLost: Step("on_worker_lost", ("releasing", "failed")),
+    ClientLost: Step("on_client_lost"),
+    ClientLeft: Step("on_give_up", _GIVEN_UP),
+    GraceExpired: Step("on_give_up", _GIVEN_UP),
+    ShuttingDown: Step("on_shutting_down", _GIVEN_UP),
+}
+_RETURNING: dict[type, Step] = {
+    SetKeys: Step("on_keys"),
+    SubmitControl: Step("on_early_control"),
+    EndSession: Step("on_end", _GIVEN_UP),
+    StageReleased: Step("on_released", ("opening",)),
+    StageFailed: Step("on_stage_failed", ("opening",)),
+    WorkerLost: Step("on_worker_lost", ("opening",)),
+    PlacementExpired: Step("on_placement_expired", _GIVEN_UP),
     ClientLost: Step("on_client_lost"),
     ClientLeft: Step("on_give_up", _GIVEN_UP),
     GraceExpired: Step("on_give_up", _GIVEN_UP),
@@ -225,6 +240,7 @@ _RELEASING: dict[type, Step] = {
 _TABLE: tuple[tuple[State, dict[type, Step]], ...] = (
     ("opening", _UNPLACED),
     ("initializing", _INITIALIZING),
+    ("returning", _RETURNING),
     ("ready", _LIVE),
     ("running", _LIVE),
     ("draining", _DRAINING),

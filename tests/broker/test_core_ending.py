@@ -335,10 +335,11 @@ def test_streaming_19_unread_last_chunks_are_kept_for_a_while(kit: Any) -> None:
 def test_streaming_24_an_idle_session_is_closed(rig: Any) -> None:
     """No control for five minutes: closed, its stages released."""
     worker, client, session = start(rig)
+    make(worker, "encode", "encode")
     rig.advance(299.0)
     assert client.ended(session) is None
     client.submit(session, 0)
-    make(worker, "encode", "denoise", "decode")
+    make(worker, "denoise", "decode", "encode")
     client.ack(session, 1)
     rig.advance(299.0)
     assert client.ended(session) is None
@@ -348,8 +349,9 @@ def test_streaming_24_an_idle_session_is_closed(rig: Any) -> None:
     assert released(worker) == ["denoise", "decode", "encode"]
 
 
-def test_streaming_24_a_held_key_and_unfinished_work_are_activity(rig: Any, kit: Any) -> None:
+def test_streaming_24_a_held_key_and_unfinished_work_are_activity(kit: Any) -> None:
     """Neither a person who holds a key nor a slow stage makes a session idle."""
+    rig = kit.Rig(BrokerConfig(task_timeout_s=3600.0))
     worker, client, session = start(rig, controls=1)
     rig.advance(700.0)
     make(worker, "encode", "denoise", "decode")

@@ -28,9 +28,13 @@ class Scene:
         self.rig = kit.Rig()
         self.worker = self.rig.worker(ready=state != "opening")
         self.client = self.rig.client()
-        if state == "initializing":
+        if state in ("initializing", "returning"):
             self.worker.silent.add(m.InitializeStage)
         self.id = self.client.open(chunks=4)
+        if state == "returning":
+            self.worker.silent.add(m.ReleaseStage)
+            full = Failure("overload", "no room")
+            self.worker.say(m.StageFailed(self.id, "encode", 1, 1, "initialize", None, full))
         if state in ("running", "draining"):
             self.client.submit(self.id, 0)
         if state == "draining":
