@@ -10,7 +10,7 @@ and use it, in a third, which writes ``ripple.mp4``::
     python examples/own_pipeline.py
 
 A pipeline is a spec and stages. The spec says what flows between the stages; the broker reads it and does the rest:
-order, backpressure, prefetch, pace, placement, recovery::
+order, backpressure, prefetch, placement, cleaning up::
 
     tick --(2)--> [source] --drops(2)--> [paint] --height(2)--> [finish] --frames(2)--> client
                               client --control(2)----^

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +14,8 @@ import pytest
 
 SCRIPT = Path(__file__).resolve().parents[1] / "scripts" / "check_golden.py"
 TIMEOUT_S = 600
+DIFFERS = re.compile(r"denoise_rollout/case_seed\d+_chunk\d+_hit2\.safetensors")
+"""Files that ours deliberately doesn't reproduce: after a latent-cache hit ours equals a cold run."""
 
 
 def golden_root() -> Path | None:
@@ -54,9 +57,7 @@ def verdicts() -> dict[tuple[str, str], list[dict[str, Any]]]:
 @pytest.mark.timeout(TIMEOUT_S)
 @pytest.mark.parametrize(("folder", "file"), golden_files())
 def test_golden(folder: str, file: str, verdicts: dict[tuple[str, str], list[dict[str, Any]]]) -> None:
-    """Our numbers for this file are within its tolerance."""
-    lines = verdicts[folder, file]
-    for line in lines:
-        assert line["status"] != "out", f"{line['note']}: {line['error']} of {line['tolerance']}"
-    if all(line["status"] == "not compared" for line in lines):
-        pytest.skip(lines[0]["note"])
+    """Our numbers for this file are within its tolerance; only what is named above isn't compared."""
+    wanted = "not compared" if DIFFERS.fullmatch(f"{folder}/{file}") else "ok"
+    for line in verdicts[folder, file]:
+        assert line["status"] == wanted, f"{line['note']}: {line['error']} of {line['tolerance']}"

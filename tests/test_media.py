@@ -305,3 +305,20 @@ def test_pillow_and_pyav_are_loaded_only_when_they_are_needed() -> None:
     program = "import sys, reelwire.media; print(sorted({'av', 'PIL'} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-P", "-c", program], capture_output=True, text=True, check=True, timeout=60)
     assert done.stdout.strip() == "[]"
+
+
+def test_a_clip_that_does_not_say_its_length_is_read_to_its_end(tmp_path: Path) -> None:
+    """Matroska holds no count of frames; all of them come back, in order."""
+    import av
+
+    with av.open(str(tmp_path / "a.mkv"), "w", format="matroska") as container:
+        stream = container.add_stream("mpeg4", rate=10)
+        assert isinstance(stream, av.VideoStream)
+        stream.width, stream.height, stream.pix_fmt = 32, 16, "yuv420p"
+        for level in range(0, 250, 25):
+            frame = av.VideoFrame.from_ndarray(np.full((16, 32, 3), level, np.uint8), format="rgb24")
+            container.mux(stream.encode(frame))
+        container.mux(stream.encode(None))
+    frames, fps = read_video(tmp_path / "a.mkv")
+    assert (frames.shape, fps) == ((10, 16, 32, 3), 10.0)
+    np.testing.assert_allclose(frames.mean(axis=(1, 2, 3)), np.arange(0, 250, 25), atol=12)

@@ -15,6 +15,8 @@ from .keyboard import KEY_ALIASES, KEY_NAMES
 
 LATENTS_MAX = 1024
 """Latent frames of the longest session: the positions of the rotary table."""
+PROMPT_CHARACTERS_MAX = 16384
+"""Longest prompt; far more than the text encoder reads, and small beside the largest header of a message."""
 EDGE_CAPACITY = 2
 PREFETCH_DEPTH = 2
 
@@ -66,7 +68,9 @@ def _control_tensors(config: WorldConfig) -> tuple[TensorInput, ...]:
 def _parameters(config: WorldConfig) -> tuple[Parameter, ...]:
     frames, side = "latent frames", 1 << 16
     return (
-        Parameter("prompt", "string", "what the world looks like", required=True, minimum=1),
+        Parameter(
+            "prompt", "string", "what the world looks like", required=True, minimum=1, maximum=PROMPT_CHARACTERS_MAX
+        ),
         Parameter("seed", "integer", "seed of the noise", default=0, minimum=0, maximum=2**63 - 1),
         Parameter(
             "area", "integer", "pixels of a frame, about", default=config.area, minimum=256, maximum=config.area_max

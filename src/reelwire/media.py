@@ -237,24 +237,32 @@ def read_video(path: PathLike, bytes_max: int = CLIP_BYTES_MAX) -> tuple[Pixels,
     file = Path(path)
     if not file.is_file():
         raise RequestError("video", f"{str(path)!r} is not a file")
-    frames: list[Pixels] = []
-    left = bytes_max
+    clip: Pixels | None = None
+    count = 0
     try:
         with av.open(f"file:{file}", metadata_errors="replace") as container:
             if not container.streams.video:
                 raise RequestError("video", f"{str(path)!r} holds no moving picture")
             stream = container.streams.video[0]
             rate = stream.average_rate or stream.guessed_rate
-            for frame in container.decode(stream):
-                left -= 3 * frame.width * frame.height
-                if left < 0:
+            for decoded in container.decode(stream):
+                frame = _upright(decoded.to_ndarray(format="rgb24"), decoded.rotation)
+                if (count + 1) * frame.nbytes > bytes_max:
                     raise RequestError("video", f"{str(path)!r} takes more than {bytes_max} bytes of frames")
-                frames.append(_upright(frame.to_ndarray(format="rgb24"), frame.rotation))
+                if clip is None:
+                    # one array from the start: a list of frames and their stack would be the clip twice
+                    clip = np.empty((max(1, min(stream.frames, bytes_max // frame.nbytes)), *frame.shape), np.uint8)
+                elif count == len(clip):  # the file said fewer, or nothing
+                    clip = np.concatenate([clip, np.empty_like(clip)])
+                if frame.shape != clip.shape[1:]:
+                    raise RequestError("video", f"{str(path)!r} changes the size of its frames")
+                clip[count] = frame
+                count += 1
     except (FFmpegError, ValueError, UnicodeDecodeError) as error:
         raise RequestError("video", f"{str(path)!r} can't be read ({error})") from error
-    if not frames or not rate:
+    if clip is None or not rate:
         raise RequestError("video", f"{str(path)!r} holds no frame, or doesn't say how fast they follow")
-    return np.stack(frames), float(rate)
+    return clip[:count], float(rate)
 
 
 def contact_sheet(

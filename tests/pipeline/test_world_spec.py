@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 
+from reelwire import wire
 from reelwire.pipeline.wan.config import TextConfig
 from reelwire.pipeline.world.config import MODELS, lingbot_world_fast, tiny
 from reelwire.pipeline.world.pipeline import WorldPipeline
@@ -71,6 +72,18 @@ def test_defaults_of_a_request() -> None:
     assert complete["calibration_width"] is complete["calibration_height"] is None
     with pytest.raises(RequestError, match="prompt"):
         check_parameters(world_spec(config), {})
+
+
+def test_a_prompt_is_bounded() -> None:
+    """So that no request outgrows a message: 16384 characters are taken, also such as take four bytes; one more isn't."""
+    spec = world_spec(tiny())
+    longest = "\N{ROCKET}" * 16384
+    assert check_parameters(spec, {"prompt": longest})["prompt"] == longest
+    assert len(longest.encode()) < wire.Limits().header_bytes_max // 8
+    with pytest.raises(RequestError, match=r"^prompt: 16385.*16384"):
+        check_parameters(spec, {"prompt": longest + "x"})
+    with pytest.raises(RequestError, match=r"^prompt: "):
+        check_parameters(spec, {"prompt": ""})
 
 
 def test_the_full_model_has_the_published_sizes() -> None:

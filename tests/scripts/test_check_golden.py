@@ -62,6 +62,19 @@ def test_a_file_that_can_not_be_read_fails_alone(tmp_path: Path) -> None:
     assert {line["file"]: line["status"] for line in lines} == {"s.safetensors": "ok", "gone.safetensors": "out"}
 
 
+def test_every_set_of_the_world_model_has_a_checker(tmp_path: Path) -> None:
+    """A file that isn't there is out then, and not passed over as one of a model that isn't here."""
+    names = ["causal_dit", "control", "denoise_rollout", "end_to_end", "geometry", "sampler", "service_traces"]
+    names.append("vae_streaming")
+    for name in names:
+        (tmp_path / name).mkdir()
+        index = {"set": name, "files": {"gone.safetensors": {}}}
+        (tmp_path / name / "index.json").write_text(json.dumps(index))
+    code, lines, _ = run(tmp_path)
+    assert code == 1
+    assert [(line["folder"], line["status"]) for line in lines] == [(name, "out") for name in names]
+
+
 def test_sets_without_a_model_are_not_compared(tmp_path: Path) -> None:
     """A set of a model that isn't here is listed as such and fails nothing."""
     (tmp_path / "index.json").write_text(json.dumps({"set": "hologram", "files": {"x.safetensors": {}}}))
