@@ -15,7 +15,6 @@ from __future__ import annotations
 import functools
 import importlib
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, Literal, cast
 
 import torch
@@ -68,32 +67,6 @@ def reference(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor
 def choose_backend(q: torch.Tensor) -> Backend:
     """What ``"auto"`` takes for queries of this device, dtype and head size."""
     return "sdpa" if _flash_obstacle(q) else "flash"
-
-
-@dataclass(frozen=True, slots=True)
-class BackendInfo:
-    """One backend on this machine.
-
-    Attributes:
-        name: as `attention` takes it.
-        available: whether it can serve any call here.
-        detail: its version, or what is missing.
-    """
-
-    name: Backend
-    available: bool
-    detail: str
-
-
-def describe_backends() -> tuple[BackendInfo, ...]:
-    """All backends in order of preference, each with its version or with what is missing."""
-    missing = _flash_missing()
-    version = "" if missing else str(getattr(importlib.import_module("flash_attn"), "__version__", "unknown version"))
-    return (
-        BackendInfo("flash", not missing, missing or f"flash-attn {version}"),
-        BackendInfo("sdpa", True, f"torch {torch.__version__}"),
-        BackendInfo("reference", True, "plain torch, slow: for tests"),
-    )
 
 
 def _flash_obstacle(q: torch.Tensor) -> str:

@@ -69,13 +69,12 @@ class WorldDiT(nn.Module):
         return session_bytes(self.config, layout.capacity, self.dtype)
 
     @torch.inference_mode()
-    def open_session(self, prompt: Tensor, layout: CacheLayout, *, heads: int | None = None) -> SessionCaches:
+    def open_session(self, prompt: Tensor, layout: CacheLayout) -> SessionCaches:
         """Make the caches of a session: an empty rolling cache, and the prompt's keys and values.
 
         Args:
             prompt: embedding [1, up to text_tokens, text_dim], any float dtype.
             layout: sizes of the rolling cache.
-            heads: heads kept in the rolling cache, when they are spread over several devices; by default all.
 
         Raises:
             ValueError: the prompt's shape doesn't fit.
@@ -84,7 +83,7 @@ class WorldDiT(nn.Module):
         rolling = RollingCache(
             layout,
             layers=config.layers,
-            heads=heads or config.heads,
+            heads=config.heads,
             head_dim=config.head_dim,
             dtype=self.dtype,
             device=self.device,
