@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import random
 from collections.abc import Sequence
 from typing import Any
@@ -140,6 +141,9 @@ def replace_somewhere(tree: Any, value: Any, rng: random.Random) -> None:
         tree = inner
 
 
+TWICE = {"i": ["uint8", [1], 0], "j": ["uint8", [1], 0]}
+LATER = {"i": ["uint8", [1], 1], "j": ["uint8", [1], 0]}
+
 deep: Any = 1
 for _ in range(600):
     deep = [deep]
@@ -220,6 +224,9 @@ def test_streaming_34_a_body_of_random_values_is_a_wire_error_and_nothing_else(
         (header("reelwire", 1, 0, "OpenSession", ["k", "p", 1, {"a": deep}, {}]), "is not nested 16 or fewer deep"),
         (header("reelwire", 1, 0, "OpenSession", ["k", "p", 1, {}, {"i": ["uint8", [1], 0]}]), "frame 0 of 0 isn't"),
         (header("reelwire", 1, 0, "OpenSession", ["k", "p", 1, {}, {"i": ["uint8", 1, 0]}]), "is not a tensor"),
+        ([*header("reelwire", 1, 0, "Ack", ["s", 1]), b"x"], "Ack refers to 0 of 1 frames"),
+        ([*header("reelwire", 1, 0, "OpenSession", ["k", "p", 1, {}, TWICE]), b"x", b"y"], "frame 0 is referred to in"),
+        ([*header("reelwire", 1, 0, "OpenSession", ["k", "p", 1, {}, LATER]), b"x", b"y"], "in place of frame 0"),
         (header("reelwire", 1, 0, "OpenSession", ["k", "p", 1, {}, {"i": [1]}]), "is not a tensor"),
     ],
     ids=lambda value: value[:40] if isinstance(value, str) else "",
@@ -244,7 +251,12 @@ def test_streaming_34_sizes_are_limited_before_anything_is_read() -> None:
     narrow = wire.Limits(frame_bytes_max=len(frames[0]))
     big = [frames[0], bytes(len(frames[0]) + 1)]
     assert f"frame of {len(big[1])} bytes; accepted: {len(frames[0])}" in refused(big, wire.TO_BROKER, narrow)
-    wire.decode(frames, wire.TO_BROKER, wire.Limits(max(size, len(frames[0])), len(frames[0]), 2))
+    total = size + len(frames[0])
+    exact = wire.Limits(size, len(frames[0]), 2, total)
+    wire.decode(frames, wire.TO_BROKER, exact)
+    less = dataclasses.replace(exact, message_bytes_max=total - 1)
+    assert f"message of {total} bytes; accepted: {total - 1}" in refused(frames, wire.TO_BROKER, less)
+    assert exact.part_bytes_max == max(size, len(frames[0]))
 
 
 def test_nothing_but_plain_msgpack_is_read() -> None:

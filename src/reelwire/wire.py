@@ -6,7 +6,8 @@ A message is one header frame and one frame per inline tensor. The header is msg
 
 `attachment` is the number that the broker issued to this connection in answer to its hello (0 before that); a frame
 that carries another one is not from the peer it claims to be. A message's fields stand in the order of its class; a
-nested message is a list of its fields, a tensor is ``[dtype, shape, number of its frame]``.
+nested message is a list of its fields, a tensor is ``[dtype, shape, number of its frame]``. Frames are numbered in the
+order in which the fields refer to them, and each is referred to exactly once.
 
 Encoders and decoders are compiled once per class from its type hints, so that `messages.py` is the one description of
 the protocol.
@@ -34,17 +35,45 @@ PLAIN_DEPTH_MAX = 16
 
 Buffer = bytes | memoryview
 Encoder = Callable[[Any, list[Buffer]], Any]
-Decoder = Callable[[Any, Sequence[Buffer], str], Any]
+Decoder = Callable[[Any, "_Frames", str], Any]
 M = TypeVar("M")
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What a receiver accepts, in bytes and frames per message."""
+    """What a receiver accepts of one message, in bytes and frames.
+
+    Attributes:
+        frame_bytes_max: largest frame of a tensor.
+        header_bytes_max: largest header.
+        frames_max: most frames, the header's included.
+        message_bytes_max: most bytes of all frames.
+    """
 
     frame_bytes_max: int = 256 << 20
     header_bytes_max: int = 1 << 20
     frames_max: int = 256
+    message_bytes_max: int = 512 << 20
+
+    @property
+    def part_bytes_max(self) -> int:
+        """The largest frame of either sort: what a socket may take in at once."""
+        return max(self.frame_bytes_max, self.header_bytes_max)
+
+    def misfit(self, sizes: Sequence[int]) -> str | None:
+        """Why a message isn't accepted whose frames have these bytes, header first; None when it is."""
+        if not sizes:
+            return "message without a frame"
+        if len(sizes) > self.frames_max:
+            return f"message of {len(sizes)} frames; accepted: {self.frames_max}"
+        if sizes[0] > self.header_bytes_max:
+            return f"header of {sizes[0]} bytes; accepted: {self.header_bytes_max}"
+        largest = max(sizes[1:], default=0)
+        if largest > self.frame_bytes_max:
+            return f"frame of {largest} bytes; accepted: {self.frame_bytes_max}"
+        if sum(sizes) > self.message_bytes_max:
+            return f"message of {sum(sizes)} bytes; accepted: {self.message_bytes_max}"
+        return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +120,9 @@ def decode(frames: Sequence[Buffer], direction: Direction[M], limits: Limits) ->
         VersionMismatch: the frames are of another version of the protocol.
         WireError: they are no message of this direction, or exceed a limit. Nothing else is ever raised.
     """
-    _check_sizes(frames, limits)
+    reason = limits.misfit(sizes_of(frames))
+    if reason is not None:
+        raise WireError(reason)
     try:
         header = msgpack.unpackb(frames[0], strict_map_key=True, raw=False, ext_hook=_refuse_extension)
     except Exception as error:  # the unpacker's errors have no common root, and the bytes are a stranger's
@@ -112,19 +143,34 @@ def decode(frames: Sequence[Buffer], direction: Direction[M], limits: Limits) ->
     kind = direction.kinds.get(name)
     if kind is None:
         raise WireError(f"message {name[:40]!r} is unknown in this direction")
-    return Envelope(attachment, cast("M", _decoder(kind)(body, frames[1:], kind.__name__)))
+    tensors_of = _Frames(frames[1:])
+    message = cast("M", _decoder(kind)(body, tensors_of, kind.__name__))
+    if tensors_of.taken < len(tensors_of.frames):
+        raise WireError(f"{kind.__name__} refers to {tensors_of.taken} of {len(tensors_of.frames)} frames")
+    return Envelope(attachment, message)
 
 
-def _check_sizes(frames: Sequence[Buffer], limits: Limits) -> None:
-    if not frames:
-        raise WireError("message without a frame")
-    if len(frames) > limits.frames_max:
-        raise WireError(f"message of {len(frames)} frames; accepted: {limits.frames_max}")
-    if memoryview(frames[0]).nbytes > limits.header_bytes_max:
-        raise WireError(f"header of {memoryview(frames[0]).nbytes} bytes; accepted: {limits.header_bytes_max}")
-    for frame in frames[1:]:
-        if memoryview(frame).nbytes > limits.frame_bytes_max:
-            raise WireError(f"frame of {memoryview(frame).nbytes} bytes; accepted: {limits.frame_bytes_max}")
+def sizes_of(frames: Sequence[Buffer]) -> list[int]:
+    """The frames' sizes, in bytes."""
+    return [memoryview(frame).nbytes for frame in frames]
+
+
+class _Frames:
+    """The tensors' frames of one message; they are taken in order, each once."""
+
+    __slots__ = ("frames", "taken")
+
+    def __init__(self, frames: Sequence[Buffer]) -> None:
+        self.frames = frames
+        self.taken = 0
+
+    def take(self, number: int, path: str) -> Buffer:
+        if not 0 <= number < len(self.frames):
+            raise WireError(f"{path}: frame {number} of {len(self.frames)} isn't there")
+        if number != self.taken:
+            raise WireError(f"{path}: frame {number} is referred to in place of frame {self.taken}")
+        self.taken += 1
+        return self.frames[number]
 
 
 def _refuse_extension(code: int, _data: bytes) -> object:
@@ -197,7 +243,7 @@ def _wrong(path: str, accepted: str) -> WireError:
 
 
 def _scalar(kind: type, accepted: str) -> Decoder:
-    def decode(value: Any, _buffers: Sequence[Buffer], path: str) -> Any:
+    def decode(value: Any, _frames: _Frames, path: str) -> Any:
         if type(value) is not kind:
             raise _wrong(path, accepted)
         return value
@@ -205,13 +251,13 @@ def _scalar(kind: type, accepted: str) -> Decoder:
     return decode
 
 
-def _decode_int(value: Any, _buffers: Sequence[Buffer], path: str) -> int:
+def _decode_int(value: Any, _frames: _Frames, path: str) -> int:
     if type(value) is not int or not -(1 << 63) <= value < 1 << 63:
         raise _wrong(path, "a 64-bit integer")
     return value
 
 
-def _decode_float(value: Any, _buffers: Sequence[Buffer], path: str) -> float:
+def _decode_float(value: Any, _frames: _Frames, path: str) -> float:
     if type(value) not in (int, float) or not math.isfinite(value):
         raise _wrong(path, "a finite number")
     return float(value)
@@ -227,16 +273,16 @@ _SCALARS: dict[Any, Decoder] = {
 
 
 def _scalar_of(kinds: tuple[Any, ...]) -> Decoder:
-    def decode(value: Any, buffers: Sequence[Buffer], path: str) -> Any:
+    def decode(value: Any, frames: _Frames, path: str) -> Any:
         if type(value) not in kinds:
             raise _wrong(path, f"one of {', '.join(kind.__name__ for kind in kinds)}")
-        return None if value is None else _SCALARS[type(value)](value, buffers, path)
+        return None if value is None else _SCALARS[type(value)](value, frames, path)
 
     return decode
 
 
 def _choice(accepted: tuple[Any, ...]) -> Decoder:
-    def decode(value: Any, _buffers: Sequence[Buffer], path: str) -> Any:
+    def decode(value: Any, _frames: _Frames, path: str) -> Any:
         if not isinstance(value, str) or value not in accepted:
             raise _wrong(path, f"one of {', '.join(accepted)}")
         return value
@@ -245,23 +291,23 @@ def _choice(accepted: tuple[Any, ...]) -> Decoder:
 
 
 def _optional(some: Decoder) -> Decoder:
-    return lambda value, buffers, path: None if value is None else some(value, buffers, path)
+    return lambda value, frames, path: None if value is None else some(value, frames, path)
 
 
 def _sequence(item: Decoder) -> Decoder:
-    def decode(value: Any, buffers: Sequence[Buffer], path: str) -> Any:
+    def decode(value: Any, frames: _Frames, path: str) -> Any:
         if not isinstance(value, list):
             raise _wrong(path, "a list")
-        return tuple(item(each, buffers, path) for each in value)
+        return tuple(item(each, frames, path) for each in value)
 
     return decode
 
 
 def _mapping(item: Decoder) -> Decoder:
-    def decode(value: Any, buffers: Sequence[Buffer], path: str) -> Any:
+    def decode(value: Any, frames: _Frames, path: str) -> Any:
         if not isinstance(value, dict) or not all(isinstance(key, str) for key in value):
             raise _wrong(path, "a map with texts as keys")
-        return {key: item(each, buffers, f"{path}[{key[:40]!r}]") for key, each in value.items()}
+        return {key: item(each, frames, f"{path}[{key[:40]!r}]") for key, each in value.items()}
 
     return decode
 
@@ -269,23 +315,23 @@ def _mapping(item: Decoder) -> Decoder:
 def _record(kind: Any) -> Decoder:
     members = [(f"{kind.__name__}.{name}", _decoder(member)) for name, member in _members(kind)]
 
-    def decode(value: Any, buffers: Sequence[Buffer], path: str) -> Any:
+    def decode(value: Any, frames: _Frames, path: str) -> Any:
         if not isinstance(value, list) or len(value) != len(members):
             raise _wrong(path, f"a list of the {len(members)} fields of {kind.__name__}")
-        return kind(*(item(each, buffers, name) for each, (name, item) in zip(value, members, strict=True)))
+        return kind(*(item(each, frames, name) for each, (name, item) in zip(value, members, strict=True)))
 
     return decode
 
 
-def _decode_plain(value: Any, buffers: Sequence[Buffer], path: str, depth: int = 0) -> Any:
+def _decode_plain(value: Any, frames: _Frames, path: str, depth: int = 0) -> Any:
     if depth > PLAIN_DEPTH_MAX:
         raise _wrong(path, f"nested {PLAIN_DEPTH_MAX} or fewer deep")
     if isinstance(value, list):
-        return [_decode_plain(each, buffers, path, depth + 1) for each in value]
+        return [_decode_plain(each, frames, path, depth + 1) for each in value]
     if isinstance(value, dict):
         if not all(isinstance(key, str) for key in value):
             raise _wrong(path, "a map with texts as keys")
-        return {key: _decode_plain(each, buffers, path, depth + 1) for key, each in value.items()}
+        return {key: _decode_plain(each, frames, path, depth + 1) for key, each in value.items()}
     if value is None or type(value) in (bool, int, float, str, bytes):
         return value
     raise _wrong(path, "a plain value")
@@ -297,15 +343,13 @@ def _encode_tensor(ref: TensorRef, buffers: list[Buffer]) -> Any:
     return [ref.dtype, list(ref.shape), len(buffers) - 1]
 
 
-def _decode_tensor(value: Any, buffers: Sequence[Buffer], path: str) -> TensorRef:
+def _decode_tensor(value: Any, frames: _Frames, path: str) -> TensorRef:
     if not isinstance(value, list) or len(value) != 3:
         raise _wrong(path, "a tensor")
     dtype, shape, number = value
     sizes = isinstance(shape, list) and all(type(size) is int for size in shape)
     if not isinstance(dtype, str) or not sizes or type(number) is not int:
         raise _wrong(path, "a tensor")
-    if not 0 <= number < len(buffers):
-        raise WireError(f"{path}: frame {number} of {len(buffers)} isn't there")
-    ref = TensorRef(dtype, tuple(shape), Inline(buffers[number]))
+    ref = TensorRef(dtype, tuple(shape), Inline(frames.take(number, path)))
     tensors.check(ref)
     return ref
