@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+from reelwire import wire
 from reelwire.messages import InitializeStage, ReleaseStage, RunTask, WorkerMessage
 
 Level = Literal["debug", "info", "warning", "error"]
@@ -49,6 +50,13 @@ class Send:
 
 
 @dataclass(frozen=True, slots=True)
+class SetLimits:
+    """From here on the broker accepts so much: what a stage makes is checked against it before it is sent."""
+
+    limits: wire.Limits
+
+
+@dataclass(frozen=True, slots=True)
 class Run:
     """Give a job to the thread of a stage, which has none."""
 
@@ -80,4 +88,4 @@ class Stop:
     reason: str
 
 
-Action = Connect | Send | Run | Ready | Log | Stop
+Action = Connect | Send | SetLimits | Run | Ready | Log | Stop

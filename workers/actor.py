@@ -59,6 +59,7 @@ class Actor:
         held: sessions that have, or are to have, caches here.
         dropped: messages that changed nothing, counted by reason.
         settling: whether something of a lost attachment still runs or waits to be released.
+        draining: no new session is taken.
     """
 
     def __init__(self, offer: StageOffer) -> None:
@@ -70,14 +71,16 @@ class Actor:
         self.held: dict[str, Held] = {}
         self.dropped: Counter[str] = Counter()
         self.settling = False
+        self.draining = False
         self._seen: dict[str, Epoch] = {}
         self._announced = False
         self._orphaned = False  # the running job is of a lost attachment; numbers can't tell, a new broker counts anew
 
     @property
-    def serving(self) -> bool:
-        """Whether a job of the broker's runs."""
-        return self.running is not None and self.running.attachment > 0 and not self._orphaned
+    def occupied(self) -> bool:
+        """Whether the broker waits for an answer, or a session lives here that it has yet to release."""
+        serving = self.running is not None and self.running.attachment > 0 and not self._orphaned
+        return serving or any(held.state != "unreleased" for held in self.held.values())
 
     def build(self) -> list[Action]:
         """Have the weights loaded."""
@@ -138,10 +141,6 @@ class Actor:
         self.settling = any(not isinstance(job.work, BuildStage) for job in self._jobs())
         return self._next()
 
-    def stop_waiting(self) -> None:
-        """Forget the jobs that wait; the running one goes on."""
-        self.waiting.clear()
-
     def check(self) -> None:
         """Assert what always holds."""
         assert self.running is not None or not self.waiting, "a job waits for an idle thread"
@@ -164,6 +163,8 @@ class Actor:
         session = message.session
         if self._seen.get(session) == epoch:
             return self._drop("duplicate", message)
+        if self.draining:
+            return self._refuse(message, "initialize", None, "overload", "the worker was asked to stop", attachment)
         held = self.held.get(session)
         taken = sum(each.state != "unreleased" for each in self.held.values())
         if held is None and taken >= self.offer.slots:

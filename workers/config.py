@@ -35,13 +35,13 @@ class WorkerConfig:
         stages: the stages to serve; empty: all of the pipeline.
         device: ``cpu`` or ``cuda:N``.
         slots: most sessions at once at each stage.
-        cache_bytes_max: most bytes of all sessions' caches at each stage.
+        cache_bytes_max: most bytes of all sessions' caches at each stage; a session that doesn't fit is refused.
         mailbox: tasks that may wait at each stage behind the running one.
         threads: torch threads inside one operation; 0: the cores of this process divided by its stages.
         connect_timeout_s: how long the broker may be away before the worker gives up.
         reconnect: whether to wait for the broker when it was lost; if not, the worker ends then.
         busy_for_s: how long the worker may be silent while it imports or loads, as it announces with each heartbeat.
-        drain_s: how long running tasks may take to end after the first request to stop.
+        drain_s: how long the worker's sessions may take to end after the first request to stop.
         stuck_s: how long a stage may take to drop the sessions of a lost broker before the process gives itself up.
         parent_pid: end at once when this parent process is gone; 0: outlive it.
         frame_bytes_max: most bytes of one frame that the broker may send.

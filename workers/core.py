@@ -7,6 +7,8 @@ Two things are kept here: the attachment to the broker, and (one `Actor` each) t
                        |   `-- too long: Stop  |
                        `--- silence, Rejected, Goodbye: all sessions are dropped and released
 
+Asked to stop, an attached worker says `Draining` and goes on until the sessions that it has are released.
+
 While greeting nothing but hellos is sent, each over a new connection, which leaves whatever waited on the old one
 behind: so nothing can be said under a number that is no longer ours.
 """
@@ -15,9 +17,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict, fields
 from typing import Literal, assert_never
 
+from reelwire import wire
 from reelwire.messages import (
+    Draining,
     Goodbye,
     Heartbeat,
     InitializeStage,
@@ -31,7 +36,7 @@ from reelwire.messages import (
 )
 from reelwire.spec import StreamSpec
 
-from .actions import Action, BuildStage, Connect, Log, Ready, Send, Stop
+from .actions import Action, BuildStage, Connect, Log, Ready, Send, SetLimits, Stop
 from .actor import Actor
 from .config import WorkerConfig
 from .events import (
@@ -67,6 +72,7 @@ class WorkerCore:
 
     Attributes:
         actors: stage name to actor, in the order of the spec's initialization.
+        limits: what is accepted from the broker, as the hello says.
         counters: what was dropped or went wrong, by reason.
         wake_at: when the next Tick is due, in monotonic seconds; None before the start and after the stop.
     """
@@ -82,8 +88,16 @@ class WorkerCore:
             for name in names
         }
         self.counters: Counter[str] = Counter()
-        offers = tuple(actor.offer for actor in self.actors.values())
-        self._hello = WorkerHello(version, config.name, config.device, (spec,), offers, dict(packages or {}))
+        self.limits = wire.Limits(frame_bytes_max=config.frame_bytes_max)
+        self._hello = WorkerHello(
+            version,
+            config.name,
+            config.device,
+            (spec,),
+            tuple(actor.offer for actor in self.actors.values()),
+            dict(packages or {}),
+            asdict(self.limits),
+        )
         self._state: State = "idle"
         self._attachment = 0
         self._building = False
@@ -190,11 +204,14 @@ class WorkerCore:
         if attachment < 1 or message.heartbeat_s <= 0 or message.missed < 1:
             self.counters["malformed"] += 1
             return [Log("warning", "message_dropped", {"reason": "malformed", "message": "Welcome"})]
+        if self._drain_until is not None:  # whom it waited for is gone with the attachment before
+            return self._stop(0, "stopped as asked for")
         actions: list[Action] = self._abandon(now) if self._state == "attached" else []
         self._state, self._attachment, self._name = "attached", attachment, message.name
         self._heartbeat_s, self._missed = message.heartbeat_s, message.missed
         self._attached_at = now
         self._silent_at = now + self._missed * self._heartbeat_s
+        actions.append(SetLimits(_limits(message.limits)))
         actions.append(Log("info", "attached", {"name": message.name, "broker_version": message.version}))
         actions += self._beat(now)
         if not self._building:
@@ -261,9 +278,9 @@ class WorkerCore:
     def _tick(self, event: Tick) -> list[Action]:
         now = event.now
         if self._drain_until is not None and now >= self._drain_until:
-            return self._leave(1, f"running tasks didn't end within {self.config.drain_s:g} s")
+            return self._leave(1, f"{self._occupied()}: sessions didn't end within {self.config.drain_s:g} s")
         if self._stuck_at is not None and now >= self._stuck_at:
-            stuck = ", ".join(name for name, actor in self.actors.items() if actor.settling)
+            stuck = _names([name for name, actor in self.actors.items() if actor.settling])
             return self._leave(1, f"{stuck}: still at work {self.config.stuck_s:g} s after the broker gave it up")
         if self._state == "greeting":
             if now >= self._give_up_at:
@@ -290,10 +307,7 @@ class WorkerCore:
             self.counters["unknown_stage"] += 1
             fields = {"pipeline": message.pipeline, "stage": message.stage, "session": message.session}
             return [Log("warning", "message_dropped", {"reason": "unknown_stage", **fields})]
-        if self._drain_until is not None and not isinstance(message, ReleaseStage):
-            self.counters["draining"] += 1
-            return [Log("debug", "message_dropped", {"reason": "draining", "session": message.session})]
-        return actor.receive(message, self._attachment)
+        return [*actor.receive(message, self._attachment), *self._drained()]
 
     def _reported(self, report: Finished) -> list[Action]:
         actor, reply = self.actors[report.stage], report.reply
@@ -308,9 +322,7 @@ class WorkerCore:
         actions += actor.finished(report.job, reply, self._attachment)
         if not any(each.settling for each in self.actors.values()):
             self._stuck_at = None
-        if self._drain_until is not None and not self._serving():
-            return [*actions, *self._leave(0, "stopped as asked for")]
-        return [*actions, *self._check_ready()]
+        return [*actions, *(self._drained() or self._check_ready())]
 
     def _check_ready(self) -> list[Action]:
         built = all(actor.session_bytes is not None for actor in self.actors.values())
@@ -319,8 +331,8 @@ class WorkerCore:
         self._ready = True
         return [Ready(self._name), Log("info", "ready", {"stages": _names(list(self.actors))})]
 
-    def _serving(self) -> bool:
-        return any(actor.serving for actor in self.actors.values())
+    def _occupied(self) -> str:
+        return _names([name for name, actor in self.actors.items() if actor.occupied])
 
     # --- the end -----------------------------------------------------------------------------------------------------
 
@@ -328,11 +340,20 @@ class WorkerCore:
         if self._drain_until is not None:
             return self._leave(1, "stopped at once, as asked for twice")
         for actor in self.actors.values():
-            actor.stop_waiting()
-        if self._state != "attached" or not self._serving():
+            actor.draining = True
+        if self._state != "attached":
             return self._leave(0, "stopped as asked for")
         self._drain_until = now + self.config.drain_s
-        return [Log("info", "draining", {"limit_s": self.config.drain_s})]
+        return self._drained() or [
+            Send(self._attachment, Draining()),
+            Log("info", "draining", {"limit_s": self.config.drain_s}),
+        ]
+
+    def _drained(self) -> list[Action]:
+        """Leave, if that was asked for and nobody lives here any more."""
+        if self._drain_until is None or self._occupied():
+            return []
+        return self._leave(0, "stopped as asked for")
 
     def _leave(self, code: int, reason: str) -> list[Action]:
         goodbye: list[Action] = [Send(self._attachment, Goodbye(reason))] if self._state == "attached" else []
@@ -344,6 +365,12 @@ class WorkerCore:
             Log("info" if code == 0 else "error", "stopped", {"reason": reason, "exit_code": code}),
             Stop(code, reason),
         ]
+
+
+def _limits(said: Mapping[str, int]) -> wire.Limits:
+    """What a broker accepts: as it says, and what it doesn't say as by default."""
+    names = [field.name for field in fields(wire.Limits)]
+    return wire.Limits(**{name: said[name] for name in names if said.get(name, 0) > 0})
 
 
 def _series(version: str) -> list[str]:

@@ -21,7 +21,7 @@ from reelwire.errors import ConfigError, VersionMismatch, WireError
 from reelwire.messages import Goodbye
 from reelwire.wake import Wake
 
-from .actions import Action, Connect, Log, Ready, Run, Send, Stop
+from .actions import Action, Connect, Log, Ready, Run, Send, SetLimits, Stop
 from .config import WorkerConfig
 from .core import WorkerCore
 from .events import Event, Finished, Malformed, OutboxFull, Received, Reported, ShutdownRequested, Started, Tick
@@ -72,7 +72,6 @@ class _Loop:
         pipeline = load(config.pipeline, config.options, config.stages)
         self.wake = Wake()
         self._config = config
-        self._limits = wire.Limits(frame_bytes_max=config.frame_bytes_max)
         self._on_ready = on_ready
         self._log = structlog.get_logger().bind(worker=config.name)
         self._core = WorkerCore(config, pipeline.spec, reelwire.__version__, package_versions())
@@ -144,7 +143,7 @@ class _Loop:
                 return True
             event: Event
             try:
-                envelope = wire.decode([frame.buffer for frame in frames], wire.TO_WORKER, self._limits)
+                envelope = wire.decode([frame.buffer for frame in frames], wire.TO_WORKER, self._core.limits)
             except VersionMismatch as error:
                 event = Malformed(time.monotonic(), "version", str(error))
             except WireError as error:
@@ -166,6 +165,9 @@ class _Loop:
                 self._linger_ms = LINGER_MS if isinstance(action.message, Goodbye) else 0
                 self._outbox.append(wire.encode(action.message, action.attachment))
                 self._flush()
+            case SetLimits():
+                for thread in self._threads.values():
+                    thread.limits = action.limits
             case Run():
                 self._threads[action.stage].submit(action.job)
             case Ready():

@@ -6,18 +6,21 @@ from typing import Any
 
 import pytest
 
+from reelwire import wire
 from reelwire.messages import (
+    Draining,
     Goodbye,
     Heartbeat,
     Rejected,
     StageFailed,
     StageReady,
+    StageReleased,
     TaskDone,
     TaskStarted,
     Welcome,
     WorkerHello,
 )
-from reelwire.workers.actions import BuildStage, Connect, Ready, Send
+from reelwire.workers.actions import BuildStage, Connect, Ready, Send, SetLimits
 from reelwire.workers.core import HELLO_BACKOFF_MAX_S, HELLO_RETRY_S, HELLO_STEADY_S
 from reelwire.workers.events import Malformed, OutboxFull, ShutdownRequested
 
@@ -37,6 +40,17 @@ def test_streaming_38_the_first_message_says_version_specs_and_stages(rig: Any, 
     assert [(offer.stage, offer.slots, offer.mailbox) for offer in hello.stages] == [("draw", 3, 2), ("show", 3, 2)]
     assert hello.packages == {"numpy": "9"}
     assert not worker.jobs
+
+
+def test_streaming_38_hello_and_welcome_say_what_either_side_accepts(rig: Any) -> None:
+    """The hello names the worker's limits; the broker's go to the stages, which make nothing larger."""
+    worker = rig(frame_bytes_max=5000)
+    hello = worker.start()[1].message
+    assert hello.limits["frame_bytes_max"] == 5000
+    assert hello.limits["header_bytes_max"] == wire.Limits().header_bytes_max
+    said = {"frame_bytes_max": 7000, "sessions_max": 3, "header_bytes_max": 0}
+    actions = worker.hear(Welcome("w", "1.2.3", 1.0, 3, said))
+    assert [action.limits for action in actions if isinstance(action, SetLimits)] == [wire.Limits(frame_bytes_max=7000)]
 
 
 def test_a_worker_may_serve_some_stages_only(rig: Any) -> None:
@@ -369,30 +383,69 @@ def test_weights_are_loaded_once(rig: Any) -> None:
 
 def test_an_idle_worker_leaves_at_once(rig: Any) -> None:
     """Goodbye, and exit code 0."""
-    worker = rig().ready().live()
+    worker = rig().ready()
     worker.do(ShutdownRequested(worker.now))
-    assert isinstance(worker.sent[-1], Goodbye)
+    assert [type(message) for message in worker.sent] == [Goodbye]
     assert worker.stopped.exit_code == 0
 
 
-def test_running_tasks_are_finished_first(rig: Any, toy: Any) -> None:
-    """Their results are sent, heartbeats go on, waiting and new tasks are dropped."""
+def test_a_worker_drains_until_its_sessions_are_released(rig: Any, toy: Any) -> None:
+    """It says so at once; tasks that wait or come are made, heartbeats go on, and the last release is the end."""
     worker = rig().ready().live()
     worker.hear(toy.task(0))
     worker.hear(toy.task(1))
-    worker.do(ShutdownRequested(worker.now))
-    worker.hear(toy.task(2))
     worker.sent.clear()
-    worker.tick(1.0)
-    assert worker.sent == [Heartbeat(0.0)]
+    worker.do(ShutdownRequested(worker.now))
+    assert worker.sent == [Draining()]
     worker.finish("draw")
-    assert [type(message) for message in worker.sent] == [Heartbeat, TaskDone, Goodbye]
+    worker.finish("draw")
+    worker.tick(1.0)
+    worker.hear(toy.task(2))
+    worker.finish("draw")
+    assert not any(isinstance(message, Goodbye) for message in worker.sent)
+    worker.hear(toy.release())
+    worker.finish("draw")
+    kinds = [type(message) for message in worker.sent]
+    assert kinds.count(TaskDone) == 3
+    assert Heartbeat in kinds
+    assert kinds[-2:] == [StageReleased, Goodbye]
     assert worker.stopped.exit_code == 0
+
+
+def test_a_draining_worker_refuses_new_sessions_by_name(rig: Any, toy: Any) -> None:
+    """As overload, so that they are placed elsewhere; nothing is dropped in silence."""
+    worker = rig().ready().live()
+    worker.do(ShutdownRequested(worker.now))
+    worker.hear(toy.initialize("new"))
+    refused = worker.sent[-1]
+    assert isinstance(refused, StageFailed)
+    assert (refused.session, refused.phase, refused.failure.kind) == ("new", "initialize", "overload")
+    assert refused.failure.message == "draw: the worker was asked to stop"
     assert not worker.jobs
+    worker.hear(toy.release("new"))
+    assert worker.sent[-1] == StageReleased("new", "draw", 1, 1)
+    assert worker.stopped is None
+
+
+def test_a_session_that_nobody_can_release_does_not_hold_up_a_drain(rig: Any, toy: Any) -> None:
+    """Its release raised and was given up."""
+    worker = rig().ready().live()
+    worker.do(ShutdownRequested(worker.now))
+    worker.hear(toy.release())
+    worker.fail("draw")
+    assert worker.stopped.exit_code == 0
+
+
+def test_a_new_attachment_ends_a_drain(rig: Any, toy: Any) -> None:
+    """Whom the worker waited for is gone."""
+    worker = rig().ready().live()
+    worker.do(ShutdownRequested(worker.now))
+    worker.welcome(2)
+    assert worker.stopped.exit_code == 0
 
 
 def test_a_drain_has_a_limit(rig: Any, toy: Any) -> None:
-    """Then the worker leaves with exit code 1."""
+    """Then the worker leaves with exit code 1, and says which stages still had sessions."""
     worker = rig(drain_s=5.0).ready().live()
     worker.hear(toy.task(0))
     worker.do(ShutdownRequested(worker.now))
@@ -400,7 +453,7 @@ def test_a_drain_has_a_limit(rig: Any, toy: Any) -> None:
         worker.hear(Heartbeat())
         worker.tick(1.0)
     assert worker.stopped.exit_code == 1
-    assert isinstance(worker.sent[-1], Goodbye)
+    assert worker.sent[-1] == Goodbye("draw: sessions didn't end within 5 s")
 
 
 def test_a_second_request_ends_it_now(rig: Any, toy: Any) -> None:

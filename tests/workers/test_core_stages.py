@@ -330,7 +330,7 @@ def test_releases_go_on_in_a_drain(rig: Any, toy: Any) -> None:
     worker.hear(toy.release())
     worker.finish("draw")
     worker.finish("draw")
-    assert kinds(worker.sent) == ["TaskStarted", "TaskDone", "StageReleased", "Goodbye"]
+    assert kinds(worker.sent) == ["TaskStarted", "Draining", "TaskDone", "StageReleased", "Goodbye"]
 
 
 STEPS = st.one_of(

@@ -35,6 +35,7 @@ class World:
         self.to_client: deque[Any] = deque()
         self.connections = 0
         self.attachment = 0
+        self.opened = False
         self.submitted: dict[str, int] = {}
         self.chunks: dict[str, int] = {}
         self.ended: dict[str, str] = {}
@@ -48,6 +49,7 @@ class World:
         """A new process under the old name."""
         self.worker = WorkerCore(WorkerConfig(name="w", slots=2, connect_timeout_s=1e6), self.spec, VERSION)
         self.jobs: dict[str, actions.Job] = {}
+        self.stopping = False
         self.to_work(events.Started(self.now))
 
     def to_work(self, event: events.Event) -> None:
@@ -67,7 +69,8 @@ class World:
                     assert action.stage not in self.jobs
                     self.jobs[action.stage] = action.job
                 case actions.Stop():
-                    raise AssertionError(f"the worker stopped: {action.reason}")
+                    assert self.stopping, f"the worker stopped: {action.reason}"
+                    self.start_worker()
 
     def to_serve(self, event: broker_events.Event) -> None:
         """The broker's loop."""
@@ -92,7 +95,8 @@ class World:
     def client_hears(self, message: Any) -> None:
         """Submit as far as the grant goes, take each chunk, note the end."""
         match message:
-            case m.Welcome():
+            case m.Welcome() if not self.opened:  # later ones say which pipelines there are
+                self.opened = True
                 for number in range(SESSIONS):
                     self.tell(self.attachment, m.OpenSession(str(number), "toy", CHUNKS))
             case m.SessionOpened():
@@ -150,7 +154,7 @@ class World:
         can += [("job", stage) for stage in self.jobs]
         what, which = self.chance.choice(can) if can and self.chance.random() < 0.95 else ("time", None)
         if faults and self.chance.random() < 0.01:
-            what = self.chance.choice(["restart", "cut", "outbox", "cancel"])
+            what = self.chance.choice(["restart", "stop", "cut", "outbox", "cancel"])
         match what:
             case "broker":
                 attachment, message = self.to_broker[which].popleft()
@@ -167,6 +171,9 @@ class World:
                 self.pass_time()
             case "restart":
                 self.start_worker()
+            case "stop":
+                self.stopping = True
+                self.to_work(events.ShutdownRequested(self.now))
             case "cut":
                 self.to_serve(broker_events.Unreachable(self.now, self.route))
             case "outbox":
@@ -195,7 +202,7 @@ class World:
 
 @pytest.mark.parametrize("seed", range(40))
 def test_streaming_22_every_session_ends_and_nothing_is_left(toy: Any, seed: int) -> None:
-    """With workers that restart, connections that break and stages that raise: each session ends once, in order."""
+    """With workers that restart or drain, connections that break and stages that raise: each session ends once, in order."""
     world = World(toy.spec, toy, seed)
     for _ in range(600):
         world.step(faults=True)

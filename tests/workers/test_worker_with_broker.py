@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from reelwire import Client
+from reelwire import Client, Control, SessionClosed
 from reelwire.workers.supervisor import Backoff, Child, Supervisor
 
 LIMIT_S = 60.0
@@ -90,6 +90,23 @@ def test_streaming_33_a_worker_finds_a_broker_that_was_killed_and_started_again(
     machine.wait_for("stage_ready", 4)
     assert machine.stream() == frames
     assert machine.supervisor.pids()["worker"] == before["worker"]
+
+
+def test_a_worker_that_was_asked_to_stop_delivers_what_was_accepted(machine: Machine) -> None:
+    """Sessions that live there are closed after their accepted chunks; then the worker ends, with exit code 0."""
+    expected = machine.stream()
+    seen: list[Any] = []
+    with (
+        Client(machine.endpoint) as client,
+        client.open_session("toy", seed=3, chunks=3, timeout=LIMIT_S) as session,
+    ):
+        session.submit(0, Control(keys=["w"]))
+        os.kill(machine.supervisor.pids()["worker"], signal.SIGTERM)
+        machine.wait_for("worker_draining", 1)
+        with pytest.raises(SessionClosed, match="'w' stops"):
+            seen.extend(chunk.frames.tolist() for chunk in session)
+    assert seen == expected[:1]
+    machine.wait_for('"exit_code": 0', 1)
 
 
 def test_the_broker_leaves_first_and_the_worker_after_it(machine: Machine) -> None:
