@@ -28,7 +28,7 @@ from .camera import (
 )
 from .config import ControlKind
 from .geometry import TEMPORAL_STRIDE
-from .keyboard import ACTION_KEYS, KeyboardParameters, Stand, action_flags, integrate
+from .keyboard import ACTION_KEYS, CameraState, KeyboardParameters, action_flags, integrate
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -55,11 +55,11 @@ class SteeringState:
     """What the control of a chunk depends on besides the control itself; new ones come from `steer`.
 
     Attributes:
-        stand: end of the last walk with keys; None before the first and after a `reset_pose`.
+        keyboard: end of the last walk with keys; None before the first and after a `reset_pose`.
         path_end: last pose [4, 4] of the chunk before, if that had explicit poses.
     """
 
-    stand: Stand | None = None
+    keyboard: CameraState | None = None
     path_end: Tensor | None = None
 
 
@@ -93,7 +93,7 @@ def steer(steering: Steering, state: SteeringState, control: Mapping[str, Any]) 
     Raises:
         RequestError: the control doesn't fit the session.
     """
-    stand = None if control.get("reset_pose") else state.stand
+    keyboard = None if control.get("reset_pose") else state.keyboard
     poses, keys = control.get("poses"), control.get("keys")
     if (poses is None) == (keys is None):
         raise RequestError("control", "needs exactly one of keys and poses")
@@ -108,17 +108,17 @@ def steer(steering: Steering, state: SteeringState, control: Mapping[str, Any]) 
             translation_norm=control.get("translation_norm"),
         )
         end = array("poses", poses, "[chunk, 4, 4]")[-1]
-        return Steered(tensor, end.to(torch.float64), SteeringState(stand, end))
+        return Steered(tensor, end.to(torch.float64), SteeringState(keyboard, end))
     assert keys is not None
-    walk = integrate(keys, stand, steering.chunk_size, steering.keyboard)
+    path = integrate(keys, keyboard, steering.chunk_size, steering.keyboard)
     tensor = chunk_control(
         steering,
-        torch.from_numpy(walk.poses),
+        torch.from_numpy(path.poses),
         action=torch.from_numpy(action_flags(keys, steering.chunk_size)) if steering.kind == "act" else None,
-        previous_pose=None if stand is None else torch.from_numpy(stand.pose),
+        previous_pose=None if keyboard is None else torch.from_numpy(keyboard.pose),
         translation_scale=steering.keyboard.translation_scale,
     )
-    return Steered(tensor, torch.from_numpy(walk.end.pose.copy()), SteeringState(walk.end, None))
+    return Steered(tensor, torch.from_numpy(path.end.pose.copy()), SteeringState(path.end, None))
 
 
 def chunk_control(

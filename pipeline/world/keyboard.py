@@ -19,7 +19,7 @@ from reelwire.spec import RequestError
 Pose = NDArray[np.float64]
 
 STEPS_PER_LATENT = 4
-"""Walk steps per latent frame, one per pixel frame; no frame rate enters."""
+"""Steps of a walk per latent frame, one per pixel frame; no frame rate enters."""
 
 KEY_NAMES = ("w", "a", "s", "d", "i", "j", "k", "l")
 """Forward, left, backward, right; pitch up, yaw left, pitch down, yaw right."""
@@ -67,8 +67,8 @@ class KeyboardParameters:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Stand:
-    """Where a walk stands, all that the next chunk needs of the ones before.
+class CameraState:
+    """Where a walk has come to: all that the next chunk needs of the ones before.
 
     Attributes:
         pose: camera-to-world [4, 4], float64.
@@ -80,21 +80,21 @@ class Stand:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Walk:
+class CameraPath:
     """The camera of one chunk.
 
     Attributes:
         poses: camera-to-world [chunk, 4, 4], float64, one per latent frame.
-        end: where the walk stands after the chunk.
+        end: where the walk has come to after the chunk.
     """
 
     poses: Pose
-    end: Stand
+    end: CameraState
 
 
 def integrate(
-    keys: Collection[str], start: Stand | None, chunk_size: int, parameters: KeyboardParameters | None = None
-) -> Walk:
+    keys: Collection[str], start: CameraState | None, chunk_size: int, parameters: KeyboardParameters | None = None
+) -> CameraPath:
     """Walk for one chunk with a set of keys held.
 
     Opposite keys cancel. Within a step the camera turns first (yaw about the world's y from the left, pitch about its
@@ -114,14 +114,14 @@ def integrate(
         if key not in KEY_NAMES:
             raise RequestError("keys", f"unknown key {key!r}; accepted: {', '.join(KEY_NAMES)}")
     parameters = KeyboardParameters() if parameters is None else parameters
-    stand = Stand(np.eye(4), 0.0) if start is None else start
-    poses = [stand.pose] if start is None else []
+    state = CameraState(np.eye(4), 0.0) if start is None else start
+    poses = [state.pose] if start is None else []
     step = _Step.of(keys, parameters)
     while len(poses) < chunk_size:
         for _ in range(STEPS_PER_LATENT):
-            stand = step.taken_from(stand)
-        poses.append(stand.pose)
-    return Walk(np.stack(poses), stand)
+            state = step.taken_from(state)
+        poses.append(state.pose)
+    return CameraPath(np.stack(poses), state)
 
 
 def action_flags(keys: Collection[str], chunk_size: int) -> NDArray[np.float32]:
@@ -151,8 +151,8 @@ class _Step:
             pitch_limit=math.radians(parameters.pitch_limit_degrees),
         )
 
-    def taken_from(self, stand: Stand) -> Stand:
-        pose, pitch = stand.pose.copy(), stand.pitch
+    def taken_from(self, state: CameraState) -> CameraState:
+        pose, pitch = state.pose.copy(), state.pitch
         rotation = pose[:3, :3]
         if self.yaw:
             rotation = _about_y(self.yaw) @ rotation
@@ -161,7 +161,7 @@ class _Step:
             rotation = rotation @ _about_x(self.pitch)
         pose[:3, :3] = rotation
         pose[:3, 3] += self.forward * _level(rotation[:, 2]) + self.right * _level(rotation[:, 0])
-        return Stand(pose, pitch)
+        return CameraState(pose, pitch)
 
 
 def _level(axis: Pose) -> Pose:

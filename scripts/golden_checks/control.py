@@ -28,8 +28,8 @@ from reelwire.pipeline.world.geometry import Geometry
 from reelwire.pipeline.world.keyboard import (
     KEY_ALIASES,
     KEY_NAMES,
+    CameraState,
     KeyboardParameters,
-    Stand,
     action_flags,
     integrate,
 )
@@ -168,20 +168,20 @@ def _keyboard(data: Data, entry: Entry, found: Comparison) -> None:
             **{name.removeprefix("control_"): step for name, step in case["params"].items()}
         )
         steering = _steering(entry, kind, entry["intrinsics"], parameters)
-        stand: Stand | None = None
+        camera: CameraState | None = None
         state = SteeringState()
         for index, keys in enumerate(case["held_keys_per_chunk"]):
             label = f"{case['name']}_{kind}_chunk{index}"
-            if stand is not None:
+            if camera is not None:
                 found.close(
-                    f"{label}_previous_pose", torch.from_numpy(stand.pose), data[f"{label}_previous_pose"], POSE_ATOL
+                    f"{label}_previous_pose", torch.from_numpy(camera.pose), data[f"{label}_previous_pose"], POSE_ATOL
                 )
-            walk = integrate(keys, stand, entry["chunk_size"], parameters)
+            path = integrate(keys, camera, entry["chunk_size"], parameters)
             steered = steer(steering, state, {"keys": keys})
-            stand, state = walk.end, steered.state
-            found.close(f"{label}_poses", torch.from_numpy(walk.poses), data[f"{label}_poses"], POSE_ATOL)
+            camera, state = path.end, steered.state
+            found.close(f"{label}_poses", torch.from_numpy(path.poses), data[f"{label}_poses"], POSE_ATOL)
             found.close(f"{label}_end", steered.pose, data[f"{label}_poses"][-1], POSE_ATOL)
-            found.number(f"{label}_pitch", abs(walk.end.pitch - float(data[f"{label}_pitch"])), POSE_ATOL)
+            found.number(f"{label}_pitch", abs(path.end.pitch - float(data[f"{label}_pitch"])), POSE_ATOL)
             if f"{label}_action" in data:
                 flags = torch.from_numpy(action_flags(keys, entry["chunk_size"]))
                 found.equal(f"{label}_action", flags, data[f"{label}_action"])

@@ -12,7 +12,7 @@ from reelwire import messages as m
 from reelwire.controls import Keys, KeyState
 from reelwire.errors import RequestError
 from reelwire.messages import Artifact
-from reelwire.pipeline.world.keyboard import KEY_ALIASES, KEY_NAMES, Stand, integrate
+from reelwire.pipeline.world.keyboard import KEY_ALIASES, KEY_NAMES, CameraState, integrate
 from reelwire.tensors import Inline, TensorRef
 
 if TYPE_CHECKING:
@@ -159,7 +159,7 @@ class _Play:
 
     def told(self) -> list[dict[str, Any]]:
         """The chunks that were delivered, in the words of the traces."""
-        stand: Stand | None = None
+        camera: CameraState | None = None
         described = []
         for chunk in (message for message in self.rig.heard if isinstance(message, m.Chunk)):
             applied = chunk.applied
@@ -176,10 +176,10 @@ class _Play:
             }
             if applied.source != "explicit":
                 if applied.control.values["reset_pose"]:
-                    stand = None
-                values["first_frame_is_start_pose"] = stand is None
-                stand = integrate(values["controls"], stand, self.latents).end
-                values["end_translation"] = [float(axis) for axis in stand.pose[:3, 3]]
+                    camera = None
+                values["first_frame_is_start_pose"] = camera is None
+                camera = integrate(values["controls"], camera, self.latents).end
+                values["end_translation"] = [float(axis) for axis in camera.pose[:3, 3]]
             described.append(values)
         return described
 

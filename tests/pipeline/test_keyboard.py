@@ -21,10 +21,10 @@ LEVEL = 1 / (1 + 1e-6)  # the length of a unit vector after the guarded normaliz
 
 def test_the_first_chunk_starts_at_the_identity() -> None:
     """Frame 0 stands still; two intervals of four steps of 0.05 follow in a chunk of three."""
-    walk = integrate({"w"}, None, 3)
-    assert np.array_equal(walk.poses[0], np.eye(4))
-    assert walk.poses[:, 2, 3] == pytest.approx([0, 0.2 * LEVEL, 0.4 * LEVEL], abs=1e-12)
-    assert np.array_equal(walk.end.pose, walk.poses[-1])
+    path = integrate({"w"}, None, 3)
+    assert np.array_equal(path.poses[0], np.eye(4))
+    assert path.poses[:, 2, 3] == pytest.approx([0, 0.2 * LEVEL, 0.4 * LEVEL], abs=1e-12)
+    assert np.array_equal(path.end.pose, path.poses[-1])
 
 
 def test_a_first_chunk_of_one_frame_does_not_move() -> None:
@@ -35,8 +35,8 @@ def test_a_first_chunk_of_one_frame_does_not_move() -> None:
 def test_a_later_chunk_walks_all_its_intervals() -> None:
     """Three frames are three intervals from where the walk stood; the start itself isn't repeated."""
     start = integrate({"w"}, None, 3).end
-    walk = integrate({"w"}, start, 3)
-    assert walk.poses[:, 2, 3] == pytest.approx([0.6 * LEVEL, 0.8 * LEVEL, LEVEL], abs=1e-12)
+    path = integrate({"w"}, start, 3)
+    assert path.poses[:, 2, 3] == pytest.approx([0.6 * LEVEL, 0.8 * LEVEL, LEVEL], abs=1e-12)
 
 
 @pytest.mark.parametrize(("key", "axis", "sign"), [("w", 2, 1), ("s", 2, -1), ("d", 0, 1), ("a", 0, -1)])
@@ -84,11 +84,11 @@ def test_chunks_join_to_one_long_walk(chunk_size: int) -> None:
     """Chunk by chunk gives bit for bit the poses of a single call."""
     keys = {"w", "d", "l", "i"}
     whole = integrate(keys, None, 6).poses
-    walk = integrate(keys, None, chunk_size)
-    pieces = [walk.poses]
+    path = integrate(keys, None, chunk_size)
+    pieces = [path.poses]
     while sum(len(piece) for piece in pieces) < 6:
-        walk = integrate(keys, walk.end, chunk_size)
-        pieces.append(walk.poses)
+        path = integrate(keys, path.end, chunk_size)
+        pieces.append(path.poses)
     assert np.array_equal(np.concatenate(pieces), whole)
 
 
