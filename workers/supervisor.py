@@ -76,12 +76,15 @@ class Child:
         command: its argument list. It says ``{"event": "ready", ...}`` on a line of its standard output.
         stop_rank: at the stop, lower ranks are ended first: the broker, which drains its workers, then the workers.
         environment: variables to add to ours.
+        again: makes the argument list of every later start from what the child said when it was first ready, for one
+            that must come back as what it was: a broker at the port that it was given.
     """
 
     name: str
     command: tuple[str, ...]
     stop_rank: int = 0
     environment: Mapping[str, str] = field(default_factory=dict)
+    again: Callable[[Mapping[str, object]], tuple[str, ...]] | None = None
 
 
 @dataclass(slots=True)
@@ -102,10 +105,11 @@ class Backoff:
 
 @dataclass(slots=True)
 class _Watched:
-    """A child and what is known about it; written by the supervisor's thread only."""
+    """A child and what is known about it; written by the supervisor's thread only, what others wait for under the lock."""
 
     child: Child
     backoff: Backoff
+    command: tuple[str, ...]
     process: subprocess.Popen[bytes] | None = None
     started_at: float = 0.0
     restart_at: float | None = None
@@ -167,7 +171,7 @@ class Supervisor:
                 raise ValueError("the supervisor has stopped")
             if child.name in self._watched:
                 raise ValueError(f"there is a child {child.name!r} already")
-            watched = self._watched[child.name] = _Watched(child, self._backoff())
+            watched = self._watched[child.name] = _Watched(child, self._backoff(), child.command)
         self._order(lambda: self._spawn(watched))
 
     def wait_ready(self, name: str, timeout_s: float) -> Mapping[str, object]:
@@ -177,8 +181,8 @@ class Supervisor:
             ChildFailed: it was given up.
             TimeoutError: it said nothing within the limit; the message repeats the last line of its standard error.
         """
-        watched = self._watched[name]
         with self._changed:
+            watched = self._watched[name]
             done = self._changed.wait_for(lambda: watched.ready is not None or watched.ended, timeout_s)
         if watched.failure is not None:
             raise watched.failure
@@ -192,12 +196,12 @@ class Supervisor:
         """Wait until `interrupt` was called, a child was given up (which is returned) or all have ended."""
 
         def over() -> bool:
-            children = self._watched.values()
+            children = self._children()
             return self._interrupted or any(each.failure for each in children) or all(each.ended for each in children)
 
         with self._changed:
             self._changed.wait_for(over, timeout_s)
-        return next((each.failure for each in self._watched.values() if each.failure is not None), None)
+        return next((each.failure for each in self._children() if each.failure is not None), None)
 
     def interrupt(self) -> None:
         """Let `wait` return. Not from a signal handler: it takes a lock."""
@@ -207,7 +211,7 @@ class Supervisor:
 
     def pids(self) -> dict[str, int]:
         """The process ids of the children that run."""
-        running = {name: each.process for name, each in self._watched.items()}
+        running = {each.child.name: each.process for each in self._children()}
         return {name: process.pid for name, process in running.items() if process is not None}
 
     def stop(self) -> None:
@@ -221,7 +225,12 @@ class Supervisor:
 
     def kill(self) -> None:
         """Have a `stop` that runs on another thread end now: SIGKILL to all."""
-        self._order(lambda: _signal([*self._watched.values()], signal.SIGKILL))
+        self._order(lambda: _signal(self._children(), signal.SIGKILL))
+
+    def _children(self) -> list[_Watched]:
+        """All of them now; `start` may add one from another thread meanwhile."""
+        with self._changed:
+            return list(self._watched.values())
 
     # --- on the supervisor's thread ----------------------------------------------------------------------------------
 
@@ -230,8 +239,8 @@ class Supervisor:
         self._wake.set()
 
     def _serve(self) -> None:
-        while not (self._stopping and not self._ranks and not any(each.process for each in self._watched.values())):
-            deadlines = [each.restart_at for each in self._watched.values()] + [self._kill_at]
+        while not (self._stopping and not self._ranks and not any(each.process for each in self._children())):
+            deadlines = [each.restart_at for each in self._children()] + [self._kill_at]
             due = min((at for at in deadlines if at is not None), default=None)
             timeout = None if due is None else max(0.0, due - time.monotonic())
             for key, _ in self._selector.select(timeout):
@@ -247,7 +256,7 @@ class Supervisor:
                 self._orders.get_nowait()()
 
     def _look_at_the_clock(self, now: float) -> None:
-        for watched in list(self._watched.values()):
+        for watched in self._children():
             if watched.restart_at is not None and now >= watched.restart_at and not self._stopping:
                 watched.restart_at = None
                 self._spawn(watched)
@@ -261,7 +270,7 @@ class Supervisor:
         child = watched.child
         try:
             process = subprocess.Popen(
-                child.command,
+                watched.command,
                 stdin=subprocess.PIPE,  # held open; its end tells the child that we are gone
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
@@ -331,6 +340,8 @@ class Supervisor:
         if kind == "stderr" and line:
             watched.last_line = line
         if kind == "stdout" and watched.ready is None and (ready := _ready_line(line)) is not None:
+            if watched.child.again is not None and watched.command == watched.child.command:
+                watched.command = watched.child.again(ready)
             with self._changed:
                 watched.ready = ready
                 self._changed.notify_all()
@@ -347,6 +358,8 @@ class Supervisor:
             process.stdin.close()
         code = process.wait()
         if self._stopping or code == 0:
+            if not self._stopping:
+                self._forward(watched.child.name, "stderr", "ended with exit code 0; it isn't started again")
             self._end(watched)
         elif code == _WRONG_USAGE:
             self._end(watched, ChildFailed(watched.child.name, code, watched.last_line))
@@ -361,10 +374,10 @@ class Supervisor:
             self._stop_next_rank()
 
     def _begin_stop(self) -> None:
-        for watched in self._watched.values():
+        for watched in self._children():
             if watched.process is None:
                 self._end(watched, watched.failure)
-        running = [each for each in self._watched.values() if each.process is not None]
+        running = [each for each in self._children() if each.process is not None]
         for rank in sorted({each.child.stop_rank for each in running}):
             self._ranks.append([each for each in running if each.child.stop_rank == rank])
         self._stop_next_rank()

@@ -87,14 +87,19 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
     return run
 
 
-def left_running(mark: str) -> list[str]:
-    """Command lines of processes that were started, however deep, with ``REELWIRE_MARK=mark`` in their environment."""
-    found = []
+def marked(mark: str) -> dict[int, str]:
+    """Processes that were started, however deep, with ``REELWIRE_MARK=mark`` in their environment: command lines by id."""
+    found = {}
     for place in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):  # it is gone by now
             if f"REELWIRE_MARK={mark}".encode() in (place / "environ").read_bytes().split(b"\0"):
-                found.append((place / "cmdline").read_bytes().replace(b"\0", b" ").decode())
+                found[int(place.name)] = (place / "cmdline").read_bytes().replace(b"\0", b" ").decode()
     return found
+
+
+def left_running(mark: str) -> list[str]:
+    """Command lines of the processes that `marked` finds."""
+    return list(marked(mark).values())
 
 
 @contextmanager

@@ -5,8 +5,11 @@ from __future__ import annotations
 import json
 import os
 import secrets
+import select
 import signal
 import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +18,7 @@ import pytest
 from reelwire import Client, __version__
 from reelwire.media import read_video
 
-from .conftest import LAB, Reelwire, command, environment, left_running, ready_line, running
+from .conftest import LAB, Reelwire, command, environment, left_running, marked, ready_line, running
 
 
 @pytest.fixture
@@ -137,6 +140,33 @@ def test_up_runs_a_topology_and_drains(reelwire: Reelwire, tmp_path: Path, mark:
         process.communicate(timeout=60)
     assert process.returncode == 0
     assert left_running(mark) == []
+
+
+def test_up_brings_a_broker_back_where_it_was(tmp_path: Path, mark: str) -> None:
+    """Killed, it listens at the port that the system once chose: peers find it without being told."""
+    flags = ["--listen", "tcp://127.0.0.1:*", "--pipeline", LAB, "--json"]
+    with running("up", *flags, cwd=tmp_path, env={"REELWIRE_MARK": mark}) as process:
+        endpoint = events_until(process, "ready")[-1]["endpoint"]
+        (broker,) = [pid for pid, line in marked(mark).items() if "reelwire broker" in line]
+        with open_process(broker) as exited:
+            os.kill(broker, signal.SIGKILL)
+            assert select.select([exited], [], [], 30)[0]
+        with Client(endpoint, connect_timeout_s=30) as client:
+            assert client.status()["version"] == __version__
+        process.send_signal(signal.SIGINT)
+        assert events_until(process, "stopped")[-1]["in_order"] is True
+        process.communicate(timeout=60)
+    assert left_running(mark) == []
+
+
+@contextmanager
+def open_process(pid: int) -> Iterator[int]:
+    """A descriptor that is readable when the process has ended."""
+    descriptor = os.pidfd_open(pid)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
 
 
 def test_up_tells_what_a_worker_refused_and_leaves_nothing(reelwire: Reelwire, mark: str) -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import select
 import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -114,6 +115,36 @@ def test_a_child_that_falls_over_is_started_again(supervisor: Supervisor, lines:
     assert "starts again in 0.01 s" in lines.lines[1][2]
 
 
+def test_a_child_may_come_back_as_what_it_said_it_was(supervisor: Supervisor, lines: Lines) -> None:
+    """The command of a later start is made from the line that said ready."""
+
+    def again(said: Mapping[str, object]) -> tuple[str, ...]:
+        program = f"import json; print(json.dumps({{'event': 'ready', 'before': {said['pid']}}}), flush=True)\n"
+        return child("worker", program, STAY).command
+
+    supervisor.start(dataclasses.replace(child("worker", READY, STAY), again=again))
+    pid = supervisor.wait_ready("worker", LIMIT_S)["pid"]
+    assert isinstance(pid, int)
+    os.kill(pid, signal.SIGKILL)
+    lines.wait_for("exit code -9")
+    assert supervisor.wait_ready("worker", LIMIT_S) == {"event": "ready", "before": pid}
+
+
+def test_children_may_be_started_while_others_come_and_go(lines: Lines) -> None:
+    """The supervisor's thread looks at its children while another thread adds some."""
+    failures: list[object] = []
+    hook, threading.excepthook = threading.excepthook, failures.append
+    try:
+        with Supervisor(lines, lambda: Backoff(0.001)) as supervisor:
+            supervisor.start(child("weak", "raise SystemExit(1)"))
+            for number in range(200):
+                supervisor.start(Child(f"ghost-{number}", ("/no/such/program",)))
+            lines.wait_for("starts again", 2)
+    finally:
+        threading.excepthook = hook
+    assert failures == []
+
+
 def test_wrong_usage_is_not_repeated(supervisor: Supervisor) -> None:
     """Exit code 2: the last line of standard error is the reason, and `wait` returns it."""
     supervisor.start(child("steady", READY, STAY))
@@ -133,12 +164,13 @@ def test_a_command_that_is_not_there_is_given_up(supervisor: Supervisor) -> None
         supervisor.wait_ready("ghost", LIMIT_S)
 
 
-def test_a_child_that_is_done_is_left_alone(supervisor: Supervisor) -> None:
-    """Exit code 0 is no fault; when all have ended, `wait` returns."""
+def test_a_child_that_is_done_is_left_alone(supervisor: Supervisor, lines: Lines) -> None:
+    """Exit code 0 is no fault, and told; when all have ended, `wait` returns."""
     supervisor.start(child("one", "pass"))
     with pytest.raises(ChildFailed, match="before it was ready"):
         supervisor.wait_ready("one", LIMIT_S)
     assert supervisor.wait(LIMIT_S) is None
+    assert lines.lines == [("one", "stderr", "ended with exit code 0; it isn't started again")]
 
 
 def test_a_child_that_never_is_ready(supervisor: Supervisor, lines: Lines) -> None:

@@ -24,11 +24,14 @@ READY_WORKER_S = 900.0
 
 
 def broker_child(resolved: Resolved[Any]) -> Child:
-    """The broker with these settings."""
+    """The broker with these settings; started again, it listens where it said that it does, where its peers look."""
     from ..workers.supervisor import Child
 
-    command = (*_reelwire("broker"), "--parent-pid", str(os.getpid()), *set_flags(resolved))
-    return Child(BROKER, command, stop_rank=0)
+    def command(listen: object) -> tuple[str, ...]:
+        flags = set_flags(resolved, leave_out=("listen",))
+        return (*_reelwire("broker"), "--parent-pid", str(os.getpid()), "--listen", str(listen), *flags)
+
+    return Child(BROKER, command(resolved.value.listen), stop_rank=0, again=lambda said: command(said["endpoint"]))
 
 
 def worker_child(name: str, resolved: Resolved[Any], endpoint: str) -> Child:
