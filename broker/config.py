@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
 
 from reelwire.errors import ConfigError
+from reelwire.wire import Limits
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,8 +33,11 @@ class BrokerConfig:
         release_attempts: how often the release of a stage is tried.
         sessions_max: most sessions at once.
         peers_max: most clients and workers at once.
-        frame_bytes_max: largest frame of a message.
+        sessions_per_client_max: most sessions at once of one client.
+        request_bytes_max: most bytes of all requests that are kept because their stages aren't all initialized.
+        frame_bytes_max: largest tensor of a message.
         header_bytes_max: largest header of a message.
+        message_bytes_max: largest message.
         control_bytes_max: largest control message.
         image_bytes_max: largest tensor of a session request.
         outbox_bytes_max: most bytes that wait for one peer.
@@ -61,8 +65,11 @@ class BrokerConfig:
     release_attempts: int = 3
     sessions_max: int = 4096
     peers_max: int = 10_000
+    sessions_per_client_max: int = 1024
+    request_bytes_max: int = 1 << 30
     frame_bytes_max: int = 256 << 20
     header_bytes_max: int = 1 << 20
+    message_bytes_max: int = 512 << 20
     control_bytes_max: int = 64 << 10
     image_bytes_max: int = 32 << 20
     outbox_bytes_max: int = 64 << 20
@@ -79,13 +86,22 @@ class BrokerConfig:
         """
         for field in fields(self):
             _check(field.name, str(field.type), getattr(self, field.name))
+        least = self.frame_bytes_max + self.header_bytes_max
+        if self.message_bytes_max < least:
+            raise ConfigError(
+                "message_bytes_max", f"{self.message_bytes_max} is less than a header and a frame, {least}"
+            )
         if not self.listen.startswith(("tcp://", "ipc://")):
             raise ConfigError("listen", f"{self.listen!r} is no endpoint; accepted: tcp://HOST:PORT or ipc://PATH")
 
     def limits(self) -> dict[str, int]:
         """What a peer is told of the limits at its hello; the units are in the names."""
-        names = ("frame_bytes_max", "header_bytes_max", "control_bytes_max", "image_bytes_max", "sessions_max")
-        return {name: getattr(self, name) for name in names}
+        names = ("control_bytes_max", "image_bytes_max", "sessions_max")
+        return asdict(self.wire_limits()) | {name: getattr(self, name) for name in names}
+
+    def wire_limits(self) -> Limits:
+        """What is accepted of one message."""
+        return Limits(self.frame_bytes_max, self.header_bytes_max, message_bytes_max=self.message_bytes_max)
 
 
 def _check(name: str, kind: str, value: object) -> None:

@@ -12,7 +12,6 @@ from collections import OrderedDict
 from typing import assert_never
 
 from reelwire import messages as m
-from reelwire.errors import RequestError
 from reelwire.messages import Failure
 from reelwire.spec import Plain, StreamSpec, check_registrable
 
@@ -23,9 +22,10 @@ from .actors import Actor
 from .config import BrokerConfig
 from .desk import Desk, TimerKey
 from .events import Event, Malformed, OutboxFull, Received, ShutdownRequested, TurnEnded, Unreachable
+from .fitting import limits_of
 from .peers import Kind, Peer, Peers, Told
 from .placement import AdmitSpec, Placement
-from .requests import check_request
+from .requests import refusal
 from .session import Session
 from .timers import Timers
 
@@ -103,7 +103,7 @@ class BrokerCore:
     def check(self) -> None:
         """Assert every invariant; takes time in proportion to what there is."""
         desk = self._desk
-        for left in (desk.unsettled, desk.stirred, desk.ended, desk.lost, desk.freed, desk.returned):
+        for left in (desk.unsettled, desk.stirred, desk.ended, desk.lost, desk.freed, desk.returned, desk.unfit):
             assert not left, "work was left undone"
         self._peers.check()
         self._placement.check()
@@ -114,6 +114,8 @@ class BrokerCore:
         assert set(desk.touched) <= set(self.sessions), "an ended session is to be looked at"
         assert {name for _, name in desk.timers.all() if name} <= set(self.sessions), "a stranger's timer"
         waiting = {name for served in self._placement.served.values() for name in served.waiting}
+        kept = sum(session.request_bytes for session in self.sessions.values())
+        assert desk.request_bytes == kept, "bytes of requests don't add up"
         for name, session in self.sessions.items():
             session.check()
             assert session.id == name, "a session under another id"
@@ -184,7 +186,12 @@ class BrokerCore:
             if objection is not None:
                 self._reject(route, *objection)
                 return
+        limits = limits_of(hello.limits, self._config)
+        if limits is None:
+            self._reject(route, "malformed", "limits: accepted: numbers of 1 and more")
+            return
         peer = self._peers.attach(route, kind, name, desk.now)
+        peer.limits = limits
         self._told.discard(route)
         self._beats.set(peer.attachment, desk.now + self._config.heartbeat_s)
         self._watch(peer)
@@ -265,7 +272,7 @@ class BrokerCore:
         message = event.message
         match message:
             case m.OpenSession():
-                self._open(peer, message, event.entropy)
+                self._open(peer, message, event.nbytes, event.entropy)
             case m.AskStatus(request=request):
                 self._desk.send(peer, m.Status(request, self.status()))
             case m.AskMetrics(request=request, session=name):
@@ -284,22 +291,27 @@ class BrokerCore:
             case _:
                 raise AssertionError(f"{type(message).__name__} was handled before")
 
-    def _open(self, peer: Peer, request: m.OpenSession, entropy: bytes) -> None:
+    def _open(self, peer: Peer, request: m.OpenSession, nbytes: int, entropy: bytes) -> None:
         known = peer.keys.get(request.key)
         if known is not None:
             self._desk.send(peer, m.SessionOpened(request.key, known, self.sessions[known].token))
             return
-        refusal = self._refusal(request)
-        if isinstance(refusal, Failure):
+        if self._draining:
+            refused: Failure | m.OpenSession = Failure("shutdown", "the broker stops")
+        else:
+            refused = refusal(request, nbytes, peer, self._placement, self._desk, sessions=len(self.sessions))
+        if isinstance(refused, Failure):
             self._desk.counters["sessions_refused"] += 1
-            self._desk.log("info", "session_refused", failure=refusal.kind, reason=refusal.message)
-            self._desk.send(peer, m.SessionRefused(request.key, refusal))
+            self._desk.log("info", "session_refused", failure=refused.kind, reason=refused.message)
+            self._desk.send(peer, m.SessionRefused(request.key, refused))
             return
         self._opened += 1
         name = f"{self._opened}-{hashlib.blake2b(entropy, digest_size=4, person=b'session').hexdigest()}"
         token = hashlib.blake2b(entropy, digest_size=16, person=b"token").hexdigest()
         served = self._placement.served[request.pipeline]
-        session = Session(self._desk, (name, token), peer, refusal, served.spec)
+        session = Session(self._desk, (name, token), peer, refused, served.spec)
+        session.request_bytes = nbytes
+        self._desk.request_bytes += nbytes
         self.sessions[name] = peer.sessions[name] = session
         peer.keys[request.key] = name
         self._placement.enter(session)
@@ -307,26 +319,6 @@ class BrokerCore:
         self._desk.counters["sessions_opened"] += 1
         self._desk.log("info", "session_opened", session=name, pipeline=request.pipeline, chunks=request.chunks)
         self._desk.send(peer, m.SessionOpened(request.key, name, token))
-
-    def _refusal(self, request: m.OpenSession) -> Failure | m.OpenSession:
-        """Why a session isn't opened, or the request with complete parameters."""
-        advice = self._config.retry_after_s
-        if self._draining:
-            return Failure("shutdown", "the broker stops")
-        served = self._placement.served.get(request.pipeline)
-        if served is None or not served.workers:
-            known = ", ".join(spec.name for spec in self._placement.specs()) or "none"
-            return Failure("request", f"unknown pipeline {request.pipeline!r}; accepted: {known}", field="pipeline")
-        try:
-            complete = check_request(request, served.spec, self._config.image_bytes_max)
-        except RequestError as error:
-            return Failure("request", error.reason, field=error.field)
-        if len(self.sessions) >= self._config.sessions_max:
-            return Failure("overload", f"{len(self.sessions)} sessions are open already", retry_after_s=advice)
-        stage = served.unserved_stage()
-        if stage is not None:
-            return Failure("overload", f"no worker has stage {stage!r} of {request.pipeline!r}", retry_after_s=advice)
-        return complete
 
     def _metrics(self, peer: Peer, name: str) -> dict[str, Plain]:
         session = self.sessions.get(name)
@@ -464,7 +456,7 @@ class BrokerCore:
     def _settle(self) -> None:
         """Do what follows, until nothing does: lost workers, ended sessions, places that became free, tasks."""
         desk = self._desk
-        while desk.lost or desk.ended or desk.returned or desk.freed or desk.unsettled or desk.stirred:
+        while desk.lost or desk.ended or desk.unfit or desk.returned or desk.freed or desk.unsettled or desk.stirred:
             if desk.lost:
                 peer = next(iter(desk.lost))
                 reason = desk.lost.pop(peer)
@@ -472,6 +464,9 @@ class BrokerCore:
                     self._expel(peer, "unknown_peer", f"declared lost: {reason}")
             elif desk.ended:
                 self._forget(self.sessions.pop(desk.ended.pop()))
+            elif desk.unfit:
+                name, failure = desk.unfit.popitem()
+                self.sessions[name].handle(t.Unfit(failure))
             elif desk.returned:
                 self._placement.enter_again(self.sessions[desk.returned.pop()])
                 desk.freed = True

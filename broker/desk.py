@@ -38,6 +38,8 @@ class Desk:
         touched: sessions whose keys or pending control may be taken at the end of the turn.
         ended: sessions that ended in this event.
         lost: workers that must be given up, and why.
+        unfit: sessions of which something doesn't fit its receiver.
+        request_bytes: of all requests that are kept.
         returned: sessions that gave their places back and wait for others.
         refusing: actors that had no room although they should have; asked again after `retry_after_s`.
         freed: somebody who waits for a place may find one.
@@ -57,6 +59,8 @@ class Desk:
         self.touched: dict[str, None] = {}
         self.ended: list[str] = []
         self.lost: dict[Peer, str] = {}
+        self.unfit: dict[str, Failure] = {}
+        self.request_bytes = 0
         self.returned: list[str] = []
         self.refusing: list[Actor] = []
         self.freed = False

@@ -48,6 +48,8 @@ class Ending(Making):
 
     Attributes:
         key: the client's key for it.
+        request: what it asked for, until the stages have it.
+        request_bytes: what that takes.
         outcome: how it will end, once that is known.
         end_by: when its end is to be over, in seconds, once it has begun.
         is_told: the client was told that it ended.
@@ -59,6 +61,8 @@ class Ending(Making):
         """No end is in sight."""
         super().__init__(desk, identity, owner, request, spec)
         self.key = request.key
+        self.request: OpenSession | None = request
+        self.request_bytes = 0
         self.outcome: Outcome | None = None
         self.end_by: float | None = None
         self.is_told = False
@@ -98,6 +102,16 @@ class Ending(Making):
         self.owner = None
         self._timer("grace", self.desk.config.client_grace_s)
         self.desk.log("info", "session_detached", session=self.id)
+
+    def on_unfit(self, event: t.Unfit) -> None:
+        """What wasn't sent can't be made up for: deliver what lies below it, then end."""
+        failure = event.failure
+        if self.state == "initializing":
+            self._release(Outcome("failed", failure))
+        elif self.state != "releasing" and (failure.index or 0) < self.flow.limit:
+            self.desk.log("warning", "unfit", session=self.id, **described(failure))
+            self.outcome = Outcome("failed", failure)
+            self._drain(self.outcome, self.desk.config.close_timeout_s, upto=failure.index)
 
     def on_worker_lost(self, event: t.WorkerLost) -> None:
         """What lived at the worker is gone; the session can't go on, the other stages are released."""
@@ -231,6 +245,7 @@ class Ending(Making):
         if self.outcome is None or self.outcome.failure is None:
             self.outcome = outcome
         self.state = "releasing"
+        self._drop_request()
         self.flow.clear()
         self._snapshots.clear()
         self._facts.clear()
@@ -289,9 +304,11 @@ class Ending(Making):
         self._tell_end(outcome)
         self.outcome = outcome
         self.state = outcome.state
+        self._drop_request()
         self._drop_timers(*t.EXPIRED)
         self.desk.touched.pop(self.id, None)
         self.desk.unsettled.pop(self.id, None)
+        self.desk.unfit.pop(self.id, None)
         self.desk.ended.append(self.id)
 
     def _tell_end(self, outcome: Outcome) -> None:
@@ -307,6 +324,11 @@ class Ending(Making):
             self.owner.sessions.pop(self.id)
             self.owner.keys.pop(self.key)
             self.owner = None
+
+    def _drop_request(self) -> None:
+        self.request = None
+        self.desk.request_bytes -= self.request_bytes
+        self.request_bytes = 0
 
     def _drop_ring(self) -> None:
         self.flow.acknowledge(self.flow.next_commit)

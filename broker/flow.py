@@ -209,6 +209,11 @@ class Flow:
                 return "credit" if edge.artifact in self.spec.outputs else f"edge:{edge.artifact}"
         return "ready"
 
+    def peek(self, name: str) -> tuple[int, dict[str, Artifact]]:
+        """The stage's next task: its index and its inputs, which are there."""
+        stage = self.stages[name]
+        return stage.dispatched, {edge.artifact: edge.held[stage.dispatched] for edge in stage.consumes}
+
     def dispatch(self, name: str) -> tuple[int, dict[str, Artifact]]:
         """Send the stage's next task off: its outputs are reserved, its inputs stay until it starts."""
         assert self.is_ready(name), f"{name} was sent off without inputs or room"
@@ -246,13 +251,18 @@ class Flow:
 
     # --- output --------------------------------------------------------------------------------------------------------
 
-    def commit(self) -> dict[str, Artifact] | None:
-        """All outputs of the next index, if they are there; the cursor moves on."""
+    def complete(self) -> dict[str, Artifact] | None:
+        """All outputs of the next index, if they are there."""
         index = self.next_commit
         if index >= self.limit or not all(index in self.edges[artifact].held for artifact in self.spec.outputs):
             return None
-        self.next_commit += 1
         return {artifact: self.edges[artifact].held[index] for artifact in self.spec.outputs}
+
+    def commit(self) -> dict[str, Artifact] | None:
+        """All outputs of the next index, if they are there; the cursor moves on."""
+        outputs = self.complete()
+        self.next_commit += outputs is not None
+        return outputs
 
     def acknowledge(self, chunks: int) -> bool:
         """All committed chunks below `chunks` were taken; a repeated or an older word changes nothing."""

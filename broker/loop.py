@@ -74,7 +74,7 @@ class Loop:
         """Bind."""
         self._config = config
         self._core = BrokerCore(config, reelwire.__version__)
-        self._limits = wire.Limits(config.frame_bytes_max, config.header_bytes_max)
+        self._limits = config.wire_limits()
         self._log = structlog.get_logger()
         self._context = zmq.Context()
         self._socket = _bound(self._context, config)
@@ -180,8 +180,8 @@ def _bound(context: zmq.Context[zmq.Socket[bytes]], config: BrokerConfig) -> zmq
     socket: zmq.Socket[bytes] = context.socket(zmq.ROUTER)
     socket.router_mandatory = True
     socket.sndhwm = SEND_QUEUE_MESSAGES_MAX
-    # A frame somewhat too large is told so; one that is far too large costs its sender the connection.
-    socket.maxmsgsize = 2 * config.frame_bytes_max
+    # Of one frame; a larger one is never taken into memory, and costs its sender the connection.
+    socket.maxmsgsize = config.wire_limits().part_bytes_max
     socket.ipv6 = "[" in config.listen
     try:
         socket.bind(config.listen)

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import deque
+from dataclasses import replace
 
 from reelwire.errors import ControlError
 from reelwire.messages import (
     Ack,
     Applied,
     Chunk,
+    ChunkTiming,
     ControlAccepted,
     ControlRefused,
     Failure,
@@ -30,6 +32,7 @@ from reelwire.spec import Plain, StreamSpec
 from .actors import TaskKey
 from .control import ControlDesk, Snapshot, check_control
 from .desk import Desk
+from .fitting import chunk_misfit, misfit
 from .flow import Flow
 from .peers import Peer
 from .seats import STAGE_EPOCH, Seats
@@ -40,6 +43,7 @@ from .transitions import ENDED, Looked, SessionEvent, State, Timer
 AHEAD_MAX = 1
 """Chunks that keys may be ahead of the output."""
 
+_NO_TIMES = ChunkTiming(0.0, 0.0, 0.0, {})
 _REFUSALS = {
     "malformed": "an index is 0 or more",
     "duplicate": "the control of this chunk was accepted before",
@@ -190,27 +194,31 @@ class Making(ABC):
         """Send the stage's next task; to an actor that has nothing else to do it starts there and then."""
         assert self.seats is not None, "a task without a place"
         actor = self.seats.actor(stage)
+        index, inputs = self.flow.peek(stage)
+        task = RunTask(
+            session=self.id,
+            pipeline=self.spec.name,
+            stage=stage,
+            epoch=self.epoch,
+            stage_epoch=STAGE_EPOCH,
+            index=index,
+            inputs=inputs,
+            is_first=index == 0,
+            is_last=index == self.chunks - 1,
+        )
+        reason = misfit(task, actor.worker.limits)
+        if reason is not None:
+            text = f"the inputs can't be sent to worker {actor.worker.name!r}: {reason}"
+            self.desk.unfit[self.id] = Failure("stage", text, stage, index)
+            return
         starts = actor.is_idle
-        index, inputs = self.flow.dispatch(stage)
+        self.flow.dispatch(stage)
         actor.send(self._task_key(index), self.desk.now)
         self.desk.watch(actor)
         if starts:
             self.flow.start(stage)
         self.timing.admitted(stage, index, self.desk.now)
-        self.desk.send(
-            actor.worker,
-            RunTask(
-                session=self.id,
-                pipeline=self.spec.name,
-                stage=stage,
-                epoch=self.epoch,
-                stage_epoch=STAGE_EPOCH,
-                index=index,
-                inputs=inputs,
-                is_first=index == 0,
-                is_last=index == self.chunks - 1,
-            ),
-        )
+        self.desk.send(actor.worker, task)
         self.desk.unsettled[self.id] = self
 
     def on_started(self, event: TaskStarted) -> None:
@@ -287,12 +295,19 @@ class Making(ABC):
             self._stir()
 
     def _commit(self) -> None:
-        while (outputs := self.flow.commit()) is not None:
-            index = self.flow.next_commit - 1
-            snapshot = self._snapshots.pop(index)
-            timing = self.timing.committed(index, snapshot.changes_at, self.desk.now)
-            facts = self._facts.pop(index, {})
-            chunk = Chunk(self.id, index, outputs, snapshot.applied, facts, timing, index == self.chunks - 1)
+        while (outputs := self.flow.complete()) is not None:
+            index = self.flow.next_commit
+            snapshot, facts = self._snapshots[index], self._facts.get(index, {})
+            chunk = Chunk(self.id, index, outputs, snapshot.applied, facts, _NO_TIMES, index == self.chunks - 1)
+            reason = None if self.owner is None else chunk_misfit(chunk, self.flow.stages, self.owner.limits)
+            if reason is not None:
+                text = f"chunk {index} can't be sent to the client: {reason}"
+                self.desk.unfit[self.id] = Failure("request", text, index=index, field="frame_bytes_max")
+                return
+            self.flow.commit()
+            del self._snapshots[index]
+            self._facts.pop(index, None)
+            chunk = replace(chunk, timing=self.timing.committed(index, snapshot.changes_at, self.desk.now))
             if not self.ring:
                 self._stalled_since = self.desk.now
                 self._timer("stall", self.desk.config.stall_s)

@@ -6,6 +6,8 @@ from collections import OrderedDict
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
+from reelwire.wire import Limits
+
 if TYPE_CHECKING:
     from .actors import Actor
     from .session import Session
@@ -27,6 +29,7 @@ class Peer:
         sent_at: when the last message went to it.
         gone: it was dropped; nothing is sent to it.
         draining: a worker that takes no new sessions.
+        limits: what it accepts of a message.
         device: a worker's device.
         packages: a worker's versions of what its results depend on.
         sessions: a client's sessions, or those that live at a worker.
@@ -43,6 +46,7 @@ class Peer:
     sent_at: float = 0.0
     gone: bool = False
     draining: bool = False
+    limits: Limits = field(default_factory=Limits)
     device: str = ""
     packages: dict[str, str] = field(default_factory=dict)
     sessions: dict[str, Session] = field(default_factory=dict)

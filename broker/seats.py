@@ -24,6 +24,7 @@ from reelwire.spec import StreamSpec
 
 from .actors import Actor, Errand
 from .desk import Desk
+from .fitting import largest_field, misfit
 from .peers import Peer
 
 STAGE_EPOCH = 1
@@ -162,22 +163,24 @@ class Seats:
     def _initialize(self, stage: str, seat: Seat) -> None:
         assert self._request is not None, "initialized after all were"
         request, names = self._request, self._spec.stage(stage).request_tensors
-        seat.state = "initializing"
-        self._send(
-            seat,
-            "initialize",
-            InitializeStage(
-                session=self._session,
-                pipeline=self._spec.name,
-                stage=stage,
-                epoch=self._epoch,
-                stage_epoch=STAGE_EPOCH,
-                chunks=request.chunks,
-                parameters=request.parameters,
-                tensors={name: request.tensors[name] for name in names if name in request.tensors},
-                handed=self._handed,
-            ),
+        message = InitializeStage(
+            session=self._session,
+            pipeline=self._spec.name,
+            stage=stage,
+            epoch=self._epoch,
+            stage_epoch=STAGE_EPOCH,
+            chunks=request.chunks,
+            parameters=request.parameters,
+            tensors={name: request.tensors[name] for name in names if name in request.tensors},
+            handed=self._handed,
         )
+        reason = misfit(message, seat.actor.worker.limits)
+        if reason is not None:
+            text = f"worker {seat.actor.worker.name!r} can't be told of the session: {reason}"
+            self._desk.unfit[self._session] = Failure("request", text, stage, field=largest_field(request))
+            return
+        seat.state = "initializing"
+        self._send(seat, "initialize", message)
 
     def _release(self, stage: str, seat: Seat) -> None:
         self._request, self._handed = None, Artifact()

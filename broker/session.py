@@ -33,7 +33,6 @@ class Session(Ending):
 
     Attributes:
         attachment: the client's number when it asked.
-        request: what it asked for, until the stages have it.
     """
 
     def __init__(
@@ -42,7 +41,6 @@ class Session(Ending):
         """Wait for room at the workers."""
         super().__init__(desk, identity, owner, request, spec)
         self.attachment = owner.attachment
-        self.request: OpenSession | None = request
         self._placed_by = desk.now + desk.config.placement_timeout_s
         self._timer("placement", desk.config.placement_timeout_s)
 
@@ -97,7 +95,7 @@ class Session(Ending):
             self._release(Outcome("failed", Failure("request", text, event.stage, field="parameters")))
         elif not self.seats.initialize_next():
             self.state = "ready"
-            self.request = None
+            self._drop_request()
             now = self.desk.now
             self.timing.ready(now)
             self.controls.active_at = now

@@ -13,6 +13,7 @@ from typing import Literal
 from reelwire.messages import (
     Ack,
     EndSession,
+    Failure,
     SetKeys,
     StageFailed,
     StageInitialized,
@@ -56,6 +57,13 @@ class PlacementExpired:
 @dataclass(frozen=True, slots=True)
 class Looked:
     """The turn's messages are all in: the keyboard may supply controls."""
+
+
+@dataclass(frozen=True, slots=True)
+class Unfit:
+    """Something of the session is larger than its receiver accepts, and wasn't sent."""
+
+    failure: Failure
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +123,7 @@ Inner = (
     Placed
     | PlacementExpired
     | Looked
+    | Unfit
     | WorkerLost
     | ClientLost
     | ClientLeft
@@ -166,6 +175,7 @@ _INITIALIZING: dict[type, Step] = {
     EndSession: Step("on_end", _GIVEN_UP),
     StageInitialized: Step("on_initialized", ("ready", "releasing")),
     StageFailed: Step("on_stage_failed", ("returning", "releasing")),
+    Unfit: Step("on_unfit", _GIVEN_UP),
     WorkerLost: Step("on_worker_lost", ("releasing", "failed")),
     ClientLost: Step("on_client_lost"),
     ClientLeft: Step("on_give_up", _GIVEN_UP),
@@ -194,6 +204,7 @@ _LIVE: dict[type, Step] = {
     TaskStarted: Step("on_started"),
     TaskDone: Step("on_done", _TO_THE_END),
     StageFailed: Step("on_stage_failed", _TO_THE_END),
+    Unfit: Step("on_unfit", _TO_THE_END),
     WorkerLost: Step("on_worker_lost", ("releasing", "failed")),
     ClientLost: Step("on_client_lost"),
     ClientLeft: Step("on_give_up", _GIVEN_UP),
@@ -210,6 +221,7 @@ _DRAINING: dict[type, Step] = {
     TaskStarted: Step("on_started"),
     TaskDone: Step("on_done", _GIVEN_UP),
     StageFailed: Step("on_stage_failed", _GIVEN_UP),
+    Unfit: Step("on_unfit", _GIVEN_UP),
     WorkerLost: Step("on_worker_lost", ("releasing", "failed", "closed")),
     ClientLost: Step("on_client_lost"),
     ClientLeft: Step("on_give_up", _GIVEN_UP),
@@ -228,6 +240,7 @@ _RELEASING: dict[type, Step] = {
     TaskStarted: Step("on_late_answer"),
     TaskDone: Step("on_late_answer"),
     StageFailed: Step("on_stage_failed", ENDED),
+    Unfit: Step("on_unfit"),
     WorkerLost: Step("on_worker_lost", ENDED),
     ClientLost: Step("on_client_lost"),
     ClientLeft: Step("on_give_up", ENDED),

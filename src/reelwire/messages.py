@@ -53,7 +53,7 @@ class ClientHello:
     Attributes:
         version: of reelwire.
         name: the client's own, for logs and the status.
-        limits: what it accepts, by name: ``frame_bytes_max``, ``header_bytes_max``; one that isn't said doesn't bind.
+        limits: what it accepts, by the names of `wire.Limits`; one that isn't said is as the broker's.
     """
 
     version: str

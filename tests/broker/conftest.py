@@ -104,9 +104,9 @@ class Peer:
 class Client(Peer):
     """An application."""
 
-    def hello(self, version: str = VERSION, name: str = "app") -> Client:
+    def hello(self, version: str = VERSION, name: str = "app", limits: Mapping[str, int] | None = None) -> Client:
         """Attach."""
-        self.say(m.ClientHello(version, name), attachment=0)
+        self.say(m.ClientHello(version, name, limits or {}), attachment=0)
         return self
 
     def open(self, key: str = "k", chunks: int = 5, pipeline: str = "world", **more: Any) -> str:
@@ -169,7 +169,8 @@ class Worker(Peer):
         offers = tuple(m.StageOffer(spec.name, name, slots, more.get("bytes_max", 1000), mailbox) for name in stages)
         self.jobs = {name: deque() for name in stages}
         version = more.get("version", VERSION)
-        self.say(m.WorkerHello(version, self.name, "cpu", (spec,), offers, {"numpy": "2"}), attachment=0)
+        limits = more.get("limits", {})
+        self.say(m.WorkerHello(version, self.name, "cpu", (spec,), offers, {"numpy": "2"}, limits), attachment=0)
         if more.get("ready", True) and self.attachment:
             for name in stages:
                 self.say(m.StageReady(spec.name, name, more.get("session_bytes", 10)))
@@ -262,10 +263,10 @@ class Rig:
         """Let a peer answer when the broker is done with what it does."""
         self._later.append(call)
 
-    def client(self, route: bytes = b"app", name: str = "app") -> Client:
+    def client(self, route: bytes = b"app", name: str = "app", **more: Any) -> Client:
         """An attached client."""
         peer = self.peers[route] = Client(self, route)
-        return peer.hello(name=name)
+        return peer.hello(name=name, **more)
 
     def worker(self, name: str = "w", **more: Any) -> Worker:
         """An attached worker."""

@@ -122,7 +122,8 @@ def test_streaming_22_a_hang_that_begins_after_the_close_moves_no_deadline(rig: 
 @pytest.mark.parametrize(("field", "silent"), [("initialize_timeout_s", True), ("task_timeout_s", False)])
 def test_streaming_22_a_hung_stage_is_noticed_without_a_close(kit: Any, field: str, silent: bool) -> None:
     """A stage that says nothing for its time, at an initialization or a task, costs its worker and fails its sessions."""
-    rig = kit.Rig(BrokerConfig(**{field: 40.0}))
+    limit: dict[str, Any] = {field: 40.0}
+    rig = kit.Rig(BrokerConfig(**limit))
     worker = rig.worker()
     if silent:
         worker.silent.add(m.InitializeStage)

@@ -265,7 +265,7 @@ def test_streaming_34_garbage_is_answered_once_and_changes_nothing(
 
 def test_streaming_34_a_far_too_large_frame_costs_the_connection(start: Start, connect: Connect) -> None:
     """It is never taken into memory; a client beside it doesn't notice."""
-    loop = start(frame_bytes_max=10_000)
+    loop = start(frame_bytes_max=10_000, header_bytes_max=10_000)
     client, stranger = connect(loop).hello(), connect(loop)
     monitor = stranger.socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
     stranger.socket.send_multipart([bytes(1_000_000)])

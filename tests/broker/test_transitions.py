@@ -60,6 +60,7 @@ class Scene:
             m.TaskDone: lambda: m.TaskDone(*at, 0, {"condition": Artifact()}, {}, 0.0),
             t.Placed: lambda: t.Placed({s: self.worker_actor(s) for s in ("encode", "denoise", "decode")}),
             t.WorkerLost: lambda: t.WorkerLost(self.worker_actor("encode").worker, "a test"),
+            t.Unfit: lambda: t.Unfit(Failure("stage", "too large", "encode", 0)),
             t.ShuttingDown: lambda: t.ShuttingDown(5.0),
         }
         return made[kind]() if kind in made else kind()
