@@ -26,13 +26,14 @@ DONE, FAILED, USAGE, UNREACHABLE = 0, 1, 2, 3
 
 app = typer.Typer(
     name="reelwire",
-    help="Streaming world-model sessions from one pool of GPU workers, over ZeroMQ.",
+    help="Interactive world models as streaming sessions, from a pool of workers over ZeroMQ.",
     no_args_is_help=True,
+    rich_markup_mode=None,  # it would swallow what stands in brackets, such as the name of a TOML table
     add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-config = typer.Typer(help="Settings: what holds and where it came from.", no_args_is_help=True)
+config = typer.Typer(help="Settings: what holds and where it came from.", no_args_is_help=True, rich_markup_mode=None)
 app.add_typer(config, name="config")
 for command in (demo, up, broker, worker, stream, status):
     app.command()(command)
@@ -96,9 +97,10 @@ def _unexpected(error: Exception) -> int:
         return error.exit_code
     if isinstance(error, typer.Abort):
         return _told("stopped", FAILED)
+    # typer brings the parser's exceptions under names of its own, so they are asked for by name
     if "NoArgsIsHelpError" in kinds:
+        sys.stderr.write(f"{error.format_message()}\n")  # type: ignore[attr-defined]  # the help
         return USAGE
-    # typer brings the parser's exceptions under names of its own, so the root of BadParameter is asked for by name
     if "ClickException" in kinds:
         return _told(str(error.format_message()), USAGE)  # type: ignore[attr-defined]
     return _told(f"{type(error).__name__}: {error} (a fault of reelwire; --debug shows where)", FAILED)

@@ -195,3 +195,8 @@ def test_debug_shows_where_an_error_was_raised(reelwire: Reelwire) -> None:
     ):
         assert "Traceback" in ended.err
         assert ended.err.splitlines()[-1].startswith("reelwire: client.endpoint")
+
+
+def test_help_shows_what_stands_in_brackets(here: Reelwire) -> None:
+    """Names of TOML tables are no markup."""
+    assert "[broker] and any number of [[workers]]" in " ".join(here("up", "--help").out.split())
