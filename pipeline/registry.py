@@ -2,7 +2,7 @@
 
 ::
 
-    world                      the world model; options: model, chunk_size, control, threads
+    world                      the world model; options: model, chunk_size, control
     path/to/file.py:object     a `Pipeline`, or a callable that gives one when it is called with the options
     package.module:object      the same
 
@@ -48,21 +48,20 @@ def load(reference: str, options: Mapping[str, str] | None = None) -> Pipeline:
 
 
 def _world(options: Mapping[str, str]) -> Pipeline:
-    from .world.config import MODELS, ControlKind
+    from .world.config import MODELS, ControlKind, buildable_models
     from .world.pipeline import WorldPipeline
 
-    known = ("model", "chunk_size", "control", "threads")
+    known = ("model", "chunk_size", "control")
     for name in options:
         if name not in known:
             raise RequestError(name, f"unknown option of 'world'; accepted: {', '.join(known)}")
     model, control = options.get("model", "tiny"), options.get("control", "cam")
     if model not in MODELS:
-        raise RequestError("model", f"there is no {model!r}; accepted: {', '.join(MODELS)}")
+        raise RequestError("model", f"there is no {model!r}; accepted: {', '.join(buildable_models())}")
     if control not in ("cam", "act"):
         raise RequestError("control", f"{control!r} is not accepted; accepted: cam, act")
     chunk_size = _integer("chunk_size", options.get("chunk_size", "3"), 1, 64)
-    threads = _integer("threads", options.get("threads", "0"), 0, 1024)
-    return WorldPipeline.of(MODELS[model](chunk_size, cast(ControlKind, control)), threads)
+    return WorldPipeline.of(MODELS[model](chunk_size, cast(ControlKind, control)))
 
 
 BUILT_IN: Mapping[str, Callable[[Mapping[str, str]], Pipeline]] = {"world": _world}

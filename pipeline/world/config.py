@@ -124,3 +124,8 @@ MODELS: Mapping[str, Callable[[int, ControlKind], WorldConfig]] = {
     "lingbot-world-fast": lingbot_world_fast,
 }
 """Name of a built-in configuration -> what makes it, from chunk size and control kind."""
+
+
+def buildable_models() -> tuple[str, ...]:
+    """Names of the built-in configurations whose weights are drawn from a seed, so that they need no checkpoint."""
+    return tuple(name for name, make in MODELS.items() if make(1, "cam").weights_seed is not None)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal
 from reelwire.spec import RequestError, StreamSpec
 
 from ..stage import Stage
-from .config import WorldConfig
+from .config import WorldConfig, buildable_models
 from .stream import world_spec
 
 if TYPE_CHECKING:
@@ -25,17 +25,15 @@ class WorldPipeline:
     Attributes:
         config: sizes and defaults.
         spec: its dataflow.
-        threads: CPU threads of each stage; 0 leaves the number alone.
         array_library: stages take and give CPU tensors.
     """
 
     config: WorldConfig
     spec: StreamSpec
-    threads: int = 0
     array_library: Literal["numpy", "torch"] = "torch"
 
     @classmethod
-    def of(cls, config: WorldConfig, threads: int = 0) -> WorldPipeline:
+    def of(cls, config: WorldConfig) -> WorldPipeline:
         """The pipeline of a model.
 
         Raises:
@@ -45,9 +43,9 @@ class WorldPipeline:
             raise RequestError(
                 "model",
                 f"{config.model!r} needs the weights of a checkpoint and can't be built without them; "
-                "the model that can be built is tiny",
+                f"accepted: {', '.join(buildable_models())}",
             )
-        return cls(config, world_spec(config), threads)
+        return cls(config, world_spec(config))
 
     def build(self, stage: str, device: str) -> Stage:
         """Make a stage with its weights on ``"cpu"`` or ``"cuda:N"``.
@@ -55,8 +53,6 @@ class WorldPipeline:
         Raises:
             RequestError: there is no such stage or device.
         """
-        import torch
-
         builders: dict[str, Callable[[str], Stage]] = {
             "encode": self._encode,
             "denoise": self._denoise,
@@ -64,8 +60,6 @@ class WorldPipeline:
         }
         if stage not in builders:
             raise RequestError("stage", f"there is no {stage!r}; accepted: {', '.join(builders)}")
-        if self.threads:
-            torch.set_num_threads(self.threads)
         return builders[stage](device)
 
     def _encode(self, device: str) -> EncodeStage:

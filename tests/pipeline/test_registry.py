@@ -16,25 +16,24 @@ EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "own_pipeline.py"
 
 
 def test_the_world_model_is_built_in() -> None:
-    """`world` gives the tiny model; its options choose chunk size, control and threads."""
+    """`world` gives the tiny model; its options choose chunk size and control."""
     made = registry.load("world", {})
     assert isinstance(made, WorldPipeline)
     assert (made.config.model, made.config.chunk_size, made.config.control) == ("tiny", 3, "cam")
     assert made.array_library == "torch"
-    other = registry.load("world", {"model": "tiny", "chunk_size": "1", "control": "act", "threads": "2"})
+    other = registry.load("world", {"model": "tiny", "chunk_size": "1", "control": "act"})
     assert isinstance(other, WorldPipeline)
-    assert (other.spec.frames_next, other.config.control, other.threads) == (4, "act", 2)
+    assert (other.spec.frames_next, other.config.control) == (4, "act")
 
 
 @pytest.mark.parametrize(
     ("options", "field", "reason"),
     [
-        ({"model": "huge"}, "model", "accepted: tiny, lingbot-world-fast"),
-        ({"model": "lingbot-world-fast"}, "model", "checkpoint"),
+        ({"model": "huge"}, "model", "there is no 'huge'; accepted: tiny"),
+        ({"model": "lingbot-world-fast"}, "model", "can't be built without them; accepted: tiny"),
         ({"control": "keys"}, "control", "accepted: cam, act"),
         ({"chunk_size": "three"}, "chunk_size", "an integer from 1"),
-        ({"threads": "-1"}, "threads", "an integer from 0"),
-        ({"colour": "red"}, "colour", "accepted: model, chunk_size, control, threads"),
+        ({"colour": "red"}, "colour", "accepted: model, chunk_size, control"),
     ],
 )
 def test_options_of_the_world_model_are_checked(options: dict[str, str], field: str, reason: str) -> None:
