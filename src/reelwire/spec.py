@@ -23,6 +23,10 @@ from .errors import UsageError
 
 NAMES_MAX = 256
 """Most stages, edges, parameters and so on of one spec: a broker checks what a stranger announced."""
+CAPACITY_MAX = 1024
+"""Most chunks of one edge, and of the prefetch window."""
+COUNT_MAX = 1 << 31
+"""Most chunks of a session, and frames of a chunk."""
 
 ParameterKind = Literal["string", "integer", "number", "boolean"]
 Plain = bool | int | float | str | bytes | list["Plain"] | dict[str, "Plain"] | None
@@ -250,7 +254,11 @@ def _check_names(spec: StreamSpec) -> None:
         "parameter": [parameter.name for parameter in spec.parameters],
         "tensor": [tensor.name for tensor in spec.tensors],
         "control name": list(spec.control_names),
+        "control tensor": [tensor.name for tensor in spec.control_tensors],
     }
+    for stage in spec.stages:
+        groups[f"input of {stage.name!r}"] = list(stage.consumes)
+        groups[f"request tensor of {stage.name!r}"] = list(stage.request_tensors)
     for kind, names in groups.items():
         if len(names) > NAMES_MAX:
             raise SpecError(f"{spec.name}: there are {len(names)} {kind}s; accepted: {NAMES_MAX}")
@@ -259,6 +267,11 @@ def _check_names(spec: StreamSpec) -> None:
                 raise SpecError(f"{spec.name}: a {kind} has an empty name")
             if names.count(name) > 1:
                 raise SpecError(f"{spec.name}: {kind} {name!r} is named twice")
+    known = {tensor.name for tensor in spec.tensors}
+    for stage in spec.stages:
+        for name in stage.request_tensors:
+            if name not in known:
+                raise SpecError(f"{spec.name}: stage {stage.name!r} asks for the unknown tensor {name!r}")
 
 
 def _check_connections(spec: StreamSpec) -> None:
@@ -329,8 +342,8 @@ def _check_controls(spec: StreamSpec) -> None:
             raise SpecError(f"{spec.name}: prefetch must follow the control {spec.control!r}")
         if prefetch.refill_after not in {stage.name for stage in spec.stages}:
             raise SpecError(f"{spec.name}: refill after the unknown stage {prefetch.refill_after!r}")
-        if prefetch.depth < 1:
-            raise SpecError(f"{spec.name}: prefetch depth {prefetch.depth} is below 1")
+        if not 1 <= prefetch.depth <= CAPACITY_MAX:
+            raise SpecError(f"{spec.name}: prefetch depth {prefetch.depth} is not 1 to {CAPACITY_MAX}")
         issued.add(prefetch.artifact)
     for artifact in inputs:
         if artifact not in issued:
@@ -339,8 +352,10 @@ def _check_controls(spec: StreamSpec) -> None:
 
 def _check_numbers(spec: StreamSpec) -> None:
     for edge in spec.edges:
-        if edge.capacity < 1:
-            raise SpecError(f"{spec.name}: the edge of {edge.artifact!r} has capacity {edge.capacity}, below 1")
+        if not 1 <= edge.capacity <= CAPACITY_MAX:
+            raise SpecError(
+                f"{spec.name}: the edge of {edge.artifact!r} has capacity {edge.capacity}, not 1 to {CAPACITY_MAX}"
+            )
     counts = {
         "chunks_max": spec.chunks_max,
         "frames_first": spec.frames_first,
@@ -348,8 +363,8 @@ def _check_numbers(spec: StreamSpec) -> None:
         "frame_stride": spec.frame_stride,
     }
     for name, count in counts.items():
-        if count < 1:
-            raise SpecError(f"{spec.name}: {name} is {count}, below 1")
+        if not 1 <= count <= COUNT_MAX:
+            raise SpecError(f"{spec.name}: {name} is {count}, not 1 to {COUNT_MAX}")
     if not (math.isfinite(spec.fps) and spec.fps > 0):
         raise SpecError(f"{spec.name}: fps is {spec.fps}, not a positive number")
 
