@@ -45,7 +45,8 @@ class WorkerConfig:
         stuck_s: how long a stage may take to drop the sessions of a lost broker before the process gives itself up.
         parent_pid: end at once when this parent process is gone; 0: outlive it.
         frame_bytes_max: most bytes of one frame that the broker may send.
-        outbox_bytes_max: most bytes that may wait for a broker that doesn't read.
+        outbox_bytes_max: most bytes that may wait for a broker that doesn't read, before it counts as lost; those that
+            ZeroMQ has yet to write count too.
     """
 
     broker: str = "tcp://127.0.0.1:7461"

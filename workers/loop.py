@@ -8,7 +8,6 @@ import queue
 import sys
 import threading
 import time
-from collections import deque
 from collections.abc import Callable
 from typing import assert_never
 
@@ -25,12 +24,15 @@ from .actions import Action, Connect, Log, Ready, Run, Send, SetLimits, Stop
 from .config import WorkerConfig
 from .core import WorkerCore
 from .events import Event, Finished, Malformed, OutboxFull, Received, Reported, ShutdownRequested, Started, Tick
+from .outbox import Frames, Outbox, Tracker
 from .runner import StageThread, load, package_versions, threads_for
 from .supervisor import die_with_parent
 
 RECEIVES_PER_TURN_MAX = 256
 JOIN_LIMIT_S = 2.0
 LINGER_MS = 1000
+SEND_QUEUE_MESSAGES_MAX = 64
+"""Messages that the socket itself keeps; what doesn't fit waits in our own outbox."""
 
 
 def run(config: WorkerConfig, on_ready: Callable[[str], None]) -> int:
@@ -78,7 +80,7 @@ class _Loop:
         self._reports: queue.SimpleQueue[Finished] = queue.SimpleQueue()
         self._context = zmq.Context()
         self._socket: zmq.Socket[bytes] | None = None
-        self._outbox: deque[list[wire.Buffer]] = deque()
+        self._outbox = Outbox(self._try_send)
         self._linger_ms = 0
         self._exit_code: int | None = None
         threads = threads_for(config.threads, len(self._core.actors))
@@ -91,9 +93,8 @@ class _Loop:
         self._handle(Started(time.monotonic()))
         while self._exit_code is None:
             self._wait()
-            self._flush()
-            waiting = sum(memoryview(frame).nbytes for frames in self._outbox for frame in frames)
-            if waiting > self._config.outbox_bytes_max:
+            self._outbox.flush()
+            if self._outbox.nbytes > self._config.outbox_bytes_max:
                 self._handle(OutboxFull(time.monotonic()))
             for _ in range(self.wake.clear()):
                 self._handle(ShutdownRequested(time.monotonic()))
@@ -122,7 +123,7 @@ class _Loop:
         poller = zmq.Poller()
         poller.register(self.wake.fileno(), zmq.POLLIN)
         if self._socket is not None:
-            poller.register(self._socket, zmq.POLLIN | (zmq.POLLOUT if self._outbox else 0))
+            poller.register(self._socket, zmq.POLLIN | (zmq.POLLOUT if self._outbox.blocked else 0))
         wake_at = self._core.wake_at
         # Up to the next millisecond: rounded down, it would spin until the deadline.
         poller.poll(None if wake_at is None else int(max(0.0, wake_at - time.monotonic()) * 1000) + 1)
@@ -163,8 +164,7 @@ class _Loop:
                 self._connect()
             case Send():
                 self._linger_ms = LINGER_MS if isinstance(action.message, Goodbye) else 0
-                self._outbox.append(wire.encode(action.message, action.attachment))
-                self._flush()
+                self._outbox.put(wire.encode(action.message, action.attachment))
             case SetLimits():
                 for thread in self._threads.values():
                     thread.limits = action.limits
@@ -186,6 +186,7 @@ class _Loop:
             self._socket.close(linger=0)
         self._outbox.clear()
         self._socket = self._context.socket(zmq.DEALER)
+        self._socket.sndhwm = SEND_QUEUE_MESSAGES_MAX
         self._socket.maxmsgsize = self._config.frame_bytes_max
         self._socket.ipv6 = "[" in self._config.broker
         try:
@@ -193,10 +194,10 @@ class _Loop:
         except zmq.ZMQError as error:
             raise ConfigError("broker", f"{self._config.broker!r} can't be used ({error.strerror})") from error
 
-    def _flush(self) -> None:
-        while self._outbox and self._socket is not None:
-            try:
-                self._socket.send_multipart(self._outbox[0], zmq.NOBLOCK, copy=False)
-            except zmq.Again:
-                break
-            self._outbox.popleft()
+    def _try_send(self, frames: Frames) -> Tracker | None:
+        if self._socket is None:
+            return None
+        try:
+            return self._socket.send_multipart(frames, zmq.NOBLOCK, copy=False, track=True)
+        except zmq.Again:
+            return None

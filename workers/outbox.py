@@ -1,0 +1,75 @@
+"""What is on its way to the broker, counted in bytes: what waits here, and what ZeroMQ has taken and not yet written.
+
+A socket's own limit counts messages, whatever their size, so it bounds no memory. But ZeroMQ says when it is done with
+the memory of a large frame, and until then its bytes count here. Frames below its threshold (64 KiB) are copied at once
+and not counted; the socket's limit bounds those.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from reelwire import wire
+
+Frames = Sequence[wire.Buffer]
+
+
+class Tracker(Protocol):
+    """Says whether a message that was handed over is out of our memory."""
+
+    @property
+    def done(self) -> bool:
+        """Whether it is."""
+        ...
+
+
+class Outbox:
+    """Messages to the broker, in order.
+
+    Args:
+        send: hands a message over; None when it isn't taken now.
+    """
+
+    def __init__(self, send: Callable[[Frames], Tracker | None]) -> None:
+        """Start empty."""
+        self._send = send
+        self._waiting: deque[tuple[Frames, int]] = deque()
+        self._taken: deque[tuple[Tracker, int]] = deque()
+        self._nbytes = 0
+
+    @property
+    def blocked(self) -> bool:
+        """Whether something waits here."""
+        return bool(self._waiting)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that wait here or with ZeroMQ."""
+        while self._taken and self._taken[0][0].done:
+            self._nbytes -= self._taken.popleft()[1]
+        return self._nbytes
+
+    def put(self, frames: Frames) -> None:
+        """Send a message, after those that wait."""
+        size = sum(memoryview(frame).nbytes for frame in frames)
+        self._waiting.append((frames, size))
+        self._nbytes += size
+        self.flush()
+
+    def flush(self) -> None:
+        """Send what waits, as far as it is taken."""
+        while self._waiting:
+            frames, size = self._waiting[0]
+            tracker = self._send(frames)
+            if tracker is None:
+                return
+            self._waiting.popleft()
+            self._taken.append((tracker, size))
+
+    def clear(self) -> None:
+        """Forget everything: the connection is gone."""
+        self._waiting.clear()
+        self._taken.clear()
+        self._nbytes = 0
