@@ -40,7 +40,8 @@ class BrokerConfig:
         message_bytes_max: largest message.
         control_bytes_max: largest control message.
         image_bytes_max: largest tensor of a session request.
-        outbox_bytes_max: most bytes that wait for one peer.
+        outbox_bytes_max: most bytes that wait for one peer, and most that the socket has for it and hasn't sent; small
+            messages, up to 16 MiB, aren't counted among the latter.
         outbox_messages_max: most messages that wait for one peer.
         turn_messages_max: messages that are read before the loop looks at anything else.
         status_sessions_max: sessions that a status lists one by one.

@@ -12,7 +12,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import assert_never
+from typing import Any, assert_never
 
 import structlog
 import zmq
@@ -27,10 +27,12 @@ from .config import BrokerConfig
 from .core import BrokerCore
 from .endpoint import IN_USE, claimed
 from .events import Event, Malformed, OutboxFull, Received, ShutdownRequested, TurnEnded, Unreachable
-from .outbox import Outboxes, Sent
+from .outbox import Outboxes, Sent, Tracker
 
 SEND_QUEUE_MESSAGES_MAX = 256
 """Messages that the socket itself keeps per connection; what doesn't fit waits in our own, bounded, outbox."""
+FOLLOWED_BYTES_MIN = 64 << 10
+"""Messages of this size and more are followed until their bytes have left; of smaller ones the socket keeps few bytes."""
 
 
 def run(config: BrokerConfig, on_ready: Callable[[str], None]) -> int:
@@ -164,16 +166,21 @@ class Loop:
             case _:
                 assert_never(action)
 
-    def _try_send(self, route: bytes, frames: Sequence[wire.Buffer]) -> Sent:
+    def _try_send(self, route: bytes, frames: Sequence[wire.Buffer], size: int) -> tuple[Sent, Tracker | None]:
+        parts: list[Any] = list(frames)
+        tracker = None
+        if size >= FOLLOWED_BYTES_MIN:
+            parts = [zmq.Frame(frame, track=True, copy=False) for frame in frames]
+            tracker = zmq.MessageTracker(*(part.tracker for part in parts))
         try:
-            self._socket.send_multipart([route, *frames], zmq.NOBLOCK, copy=False)
+            self._socket.send_multipart([route, *parts], zmq.NOBLOCK, copy=False)
         except zmq.Again:
-            return "blocked"
+            return "blocked", None
         except zmq.ZMQError as error:
             if error.errno != zmq.EHOSTUNREACH:
                 raise
-            return "unreachable"
-        return "sent"
+            return "unreachable", None
+        return "sent", tracker
 
 
 def _bound(context: zmq.Context[zmq.Socket[bytes]], config: BrokerConfig) -> zmq.Socket[bytes]:

@@ -326,6 +326,37 @@ def test_streaming_35_a_slow_reader_gets_everything_in_order(start: Start, conne
     assert got == list(range(asked))
 
 
+def test_streaming_35_large_messages_to_a_deaf_peer_are_bounded_in_bytes(tmp_path: Path) -> None:
+    """Neither the outbox nor the socket gathers more than the limit; when the peer reads, all of it comes in order."""
+    size, limit = 4 << 20, 16 << 20
+    loop = Loop(BrokerConfig(listen=f"ipc://{tmp_path}/b.sock", outbox_bytes_max=limit))
+    deaf = Peer(loop.endpoint, rcvhwm=1)
+    boxes = loop._outboxes
+    try:
+        deaf.socket.send(b"hello")
+        assert loop._socket.poll(int(LIMIT_S * 1000))
+        route = loop._socket.recv_multipart()[0]
+        sent = 0
+        until = time.monotonic() + LIMIT_S
+        while boxes.send(route, [bytes([sent]), bytes(size)]) == "ok":
+            sent += 1
+            assert max(boxes.leaving(route), boxes.nbytes(route)) <= limit
+            assert time.monotonic() < until
+        assert boxes.leaving(route) > 0
+        for number in range(sent):
+            assert not boxes.retry(boxes.blocked)
+            while not deaf.socket.poll(20):
+                assert not boxes.retry(boxes.blocked)
+                assert time.monotonic() < until
+            assert deaf.socket.recv_multipart() == [bytes([number]), bytes(size)]
+        while boxes.leaving(route):
+            assert time.monotonic() < until
+        assert not boxes.blocked
+    finally:
+        deaf.close()
+        loop.close()
+
+
 def test_streaming_32_a_connection_that_is_gone_is_noticed(start: Start, connect: Connect) -> None:
     """The next heartbeat to it can't be sent, and its client counts as lost."""
     loop = start(heartbeat_s=0.1)

@@ -6,23 +6,35 @@ from collections.abc import Sequence
 
 import pytest
 
-from reelwire.broker.outbox import Outboxes, Sent
+from reelwire.broker.outbox import Outboxes, Sent, Tracker
 from reelwire.wire import Buffer
 
 
+class Tracked:
+    """A large message that has left when the test says so."""
+
+    def __init__(self) -> None:
+        self.done = False
+
+
 class Wire:
-    """A socket whose connections block or are gone when the test says so."""
+    """A socket whose connections block or are gone when the test says so; messages of 50 bytes and more are large."""
 
     def __init__(self) -> None:
         self.state: dict[bytes, Sent] = {}
         self.arrived: list[tuple[bytes, bytes]] = []
+        self.tracked: list[Tracked] = []
 
-    def __call__(self, route: bytes, frames: Sequence[Buffer]) -> Sent:
+    def __call__(self, route: bytes, frames: Sequence[Buffer], size: int) -> tuple[Sent, Tracker | None]:
         """Try to send."""
         state = self.state.get(route, "sent")
-        if state == "sent":
-            self.arrived.append((route, b"".join(frames)))
-        return state
+        if state != "sent":
+            return state, None
+        self.arrived.append((route, b"".join(frames)))
+        if size < 50:
+            return state, None
+        self.tracked.append(Tracked())
+        return state, self.tracked[-1]
 
 
 @pytest.fixture
@@ -90,3 +102,35 @@ def test_streaming_35_a_connection_that_is_gone_is_reported(wire: Wire) -> None:
     boxes.send(b"b", [b"x"])
     wire.state[b"b"] = "unreachable"
     assert boxes.retry(boxes.blocked) == [b"b"]
+
+
+def test_streaming_35_what_the_socket_has_and_has_not_sent_is_bounded_too(wire: Wire) -> None:
+    """Above the bound a connection counts as blocked although the socket would take more; others don't notice."""
+    boxes = Outboxes(wire, 100, 10)
+    for _ in range(3):
+        assert boxes.send(b"a", [bytes(50)]) == "ok"
+    assert boxes.send(b"a", [b"x"]) == "ok"
+    assert boxes.send(b"b", [bytes(50)]) == "ok"
+    assert (boxes.leaving(b"a"), boxes.nbytes(b"a"), len(wire.arrived)) == (100, 51, 3)
+    assert boxes.retry(boxes.blocked) == []
+    assert boxes.nbytes(b"a") == 51
+    wire.tracked[0].done = True
+    assert boxes.retry(boxes.blocked) == []
+    assert (boxes.leaving(b"a"), boxes.nbytes(b"a")) == (100, 1), "the small one waits for its turn"
+    for each in wire.tracked:
+        each.done = True
+    assert boxes.retry(boxes.blocked) == []
+    assert (boxes.leaving(b"a"), boxes.blocked) == (0, ())
+    assert [len(word) for route, word in wire.arrived if route == b"a"] == [50, 50, 50, 1]
+
+
+def test_streaming_35_one_message_may_always_leave(wire: Wire) -> None:
+    """However large it is; and what is forgotten isn't counted any more."""
+    boxes = Outboxes(wire, 100, 10)
+    assert boxes.send(b"a", [bytes(500)]) == "ok"
+    assert boxes.leaving(b"a") == 500
+    assert boxes.send(b"a", [b"x"]) == "ok"
+    assert boxes.blocked == (b"a",)
+    boxes.forget(b"a")
+    assert boxes.leaving(b"a") == 0
+    assert not boxes.blocked
