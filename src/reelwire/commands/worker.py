@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from typing import Annotated
 
 import typer
@@ -59,4 +61,8 @@ def worker(
         print_json({"event": "ready", "name": known_as, "broker": resolved.value.broker, "version": __version__})
 
     log_to_stderr(as_json=as_json)
-    raise typer.Exit(run(resolved.value, ready))
+    code = run(resolved.value, ready)
+    # Everything is closed, and to take an interpreter with torch in it apart takes seconds that somebody waits for.
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
