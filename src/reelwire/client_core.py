@@ -149,7 +149,7 @@ class ClientCore:
         if self.phase == "greeting" and isinstance(message, m.Welcome) and event.attachment > 0:
             self._welcome(now, event.attachment, message)
         elif self.phase == "greeting" and isinstance(message, m.Rejected):
-            self._refused_at_the_door(message)
+            self._hello_rejected(message)
         elif self.phase != "attached" or not fits:
             self._drop("another attachment")
         else:
@@ -157,7 +157,7 @@ class ClientCore:
             self._attached(now, message)
 
     def _welcome(self, now: float, attachment: int, welcome: m.Welcome) -> None:
-        if not _fits(welcome.version, self._version):
+        if not versions.fit(welcome.version, self._version):
             self._die(VersionMismatch(f"the broker has reelwire {welcome.version}, this client {self._version}"))
             return
         self.phase, self.welcome, self._attachment = "attached", welcome, attachment
@@ -166,7 +166,7 @@ class ClientCore:
             self._done(call, value=welcome)
         self._attaching.clear()
 
-    def _refused_at_the_door(self, message: m.Rejected) -> None:
+    def _hello_rejected(self, message: m.Rejected) -> None:
         if message.code == "version":
             self._die(VersionMismatch(message.message))
             return
@@ -474,10 +474,6 @@ def _control_error(refused: m.ControlRefused) -> ReelwireError:
     if refused.code == "ended":
         return SessionClosed(refused.message)
     return ControlError(refused.code, refused.message, refused.expected)
-
-
-def _fits(theirs: str, ours: str) -> bool:
-    return theirs.split(".")[:2] == ours.split(".")[:2]
 
 
 def _again(error: ReelwireError) -> ReelwireError:
