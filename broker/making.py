@@ -41,7 +41,7 @@ from .timing import Timing
 from .transitions import ENDED, Looked, SessionEvent, State, Timer
 
 AHEAD_MAX = 1
-"""Chunks that keys may be ahead of the output."""
+"""Chunks that keys, the pending slot, and the grant for controls by index may be ahead of the output."""
 
 _NO_TIMES = ChunkTiming(0.0, 0.0, 0.0, {})
 _REFUSALS = {

@@ -18,6 +18,7 @@ from typing import Literal
 
 from reelwire.messages import (
     Failure,
+    FailureKind,
     InitializeStage,
     Phase,
     ReleaseStage,
@@ -283,7 +284,7 @@ class Actor:
         message: InitializeStage | RunTask,
         phase: Phase,
         index: int | None,
-        kind: str,
+        kind: FailureKind,
         reason: str,
         attachment: int,
     ) -> list[Action]:

@@ -21,6 +21,7 @@ from .parts import ChunkTiming as ChunkTiming
 from .parts import ControlSource as ControlSource
 from .parts import EndMode as EndMode
 from .parts import Failure as Failure
+from .parts import FailureKind as FailureKind
 from .parts import Phase as Phase
 from .parts import StageTiming as StageTiming
 from .spec import Plain, StreamSpec

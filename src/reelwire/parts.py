@@ -11,6 +11,7 @@ from .tensors import TensorRef
 
 EndMode = Literal["drain", "cancel"]
 Phase = Literal["build", "initialize", "run", "release"]
+FailureKind = Literal["request", "stage", "worker_lost", "overload", "timeout", "stalled", "shutdown", "unreachable"]
 ControlSource = Literal["explicit", "tap", "held"]
 
 
@@ -32,8 +33,9 @@ class Failure:
     """Why something failed.
 
     Attributes:
-        kind: ``request`` (the caller's fault, `field` names what), ``stage`` (a stage raised), ``worker_lost``,
-            ``overload``, ``timeout``, ``stalled`` or ``shutdown``.
+        kind: ``request`` (the caller's fault, `field` names what), ``stage`` (a stage raised, or made what can't be
+            used), ``worker_lost``, ``overload`` (no room now), ``timeout``, ``stalled`` (nobody takes the chunks),
+            ``shutdown`` (a broker or a worker stops) or ``unreachable`` (made by the client itself: nobody answers).
         message: one sentence.
         stage: the stage, if it was one.
         index: the chunk, if it was one.
@@ -41,7 +43,7 @@ class Failure:
         retry_after_s: with ``overload``: when to try again, in seconds.
     """
 
-    kind: str
+    kind: FailureKind
     message: str
     stage: str = ""
     index: int | None = None

@@ -10,6 +10,7 @@ import pytest
 from reelwire.messages import (
     Artifact,
     Failure,
+    FailureKind,
     InitializeStage,
     ReleaseStage,
     RunTask,
@@ -133,7 +134,7 @@ def well_done(job: Job) -> Reply:
             return StageReleased(work.session, work.stage, work.epoch, work.stage_epoch)
 
 
-def failed(job: Job, kind: str = "stage", message: str = "no") -> StageFailed:
+def failed(job: Job, kind: FailureKind = "stage", message: str = "no") -> StageFailed:
     failure = Failure(kind, message, job.work.stage, field="seed" if kind == "request" else "")
     match job.work:
         case BuildStage() as build:
