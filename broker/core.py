@@ -12,6 +12,7 @@ from collections import OrderedDict
 from typing import assert_never
 
 from reelwire import messages as m
+from reelwire import versions
 from reelwire.messages import Failure
 from reelwire.spec import Plain, StreamSpec, check_registrable
 
@@ -171,7 +172,7 @@ class BrokerCore:
 
     def _hello(self, route: bytes, kind: Kind, name: str, hello: m.ClientHello | m.WorkerHello) -> None:
         desk = self._desk
-        if hello.version.split(".")[:2] != self._version.split(".")[:2]:
+        if not versions.fit(hello.version, self._version):
             self._reject(route, "version", f"the broker has reelwire {self._version}, you have {hello.version}")
             return
         for old in (self._peers.by_route.get(route), self._peers.workers.get(name) if kind == "worker" else None):

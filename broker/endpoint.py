@@ -14,11 +14,9 @@ import stat
 from collections.abc import Iterator
 from pathlib import Path
 
+from reelwire.endpoints import Ipc, parse
 from reelwire.errors import ConfigError
 
-IPC_PATH_BYTES_MAX = 107
-"""A Unix socket's address has room for no more; the system would cut the rest off or refuse it without saying why."""
-PORT_MAX = 65535
 IN_USE = "is in use: another broker listens there"
 
 
@@ -29,15 +27,15 @@ def claimed(listen: str, *, insecure: bool) -> Iterator[None]:
     Raises:
         ConfigError: it may not be bound, or another broker has it.
     """
-    if listen.startswith("ipc://"):
-        with _claimed_path(listen.removeprefix("ipc://")):
+    try:
+        endpoint = parse(listen, to_bind=True)
+    except ValueError as error:
+        raise ConfigError("listen", str(error)) from None
+    if isinstance(endpoint, Ipc):
+        with _claimed_path(endpoint.path):
             yield
         return
-    host, _, port = listen.removeprefix("tcp://").rpartition(":")
-    # ZeroMQ would take a port beyond 65535 modulo 65536
-    if not host or not (port == "*" or (port.isascii() and port.isdigit() and int(port) <= PORT_MAX)):
-        raise ConfigError("listen", f"{listen!r} names no port; accepted: tcp://HOST:PORT, up to {PORT_MAX} or *")
-    if not insecure and not is_loopback(host):
+    if not insecure and not is_loopback(endpoint.host):
         raise ConfigError(
             "listen",
             f"{listen!r} can be reached from other machines, and nothing is encrypted or checked; accepted: a loopback "
@@ -59,13 +57,10 @@ def is_loopback(host: str) -> bool:
 @contextlib.contextmanager
 def _claimed_path(name: str) -> Iterator[None]:
     path = Path(name)
-    if not name or name[0] in "@*":
+    if name[0] in "@*":
         raise ConfigError(
             "listen", f"'ipc://{name}' is no path; accepted: the path of a file, so that its folder guards it"
         )
-    length = len(os.fsencode(name))
-    if length > IPC_PATH_BYTES_MAX:
-        raise ConfigError("listen", f"the path has {length} bytes; accepted: {IPC_PATH_BYTES_MAX}")
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         lock = _locked(f"{name}.lock")

@@ -9,12 +9,11 @@ import socket
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from reelwire import endpoints
 from reelwire.errors import ConfigError
 
-_ENDPOINT = re.compile(r"(tcp://(\[[0-9A-Fa-f:.]+\]|[^:/\s]+):\d{1,5}|ipc://\S+)\Z")
 _DEVICE = re.compile(r"(cpu|cuda:\d+)\Z")
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,100}\Z")
-IPC_PATH_BYTES_MAX = 107
 
 
 def default_name() -> str:
@@ -49,7 +48,7 @@ class WorkerConfig:
             ZeroMQ has yet to write count too.
     """
 
-    broker: str = "tcp://127.0.0.1:7461"
+    broker: str = endpoints.DEFAULT_ENDPOINT
     name: str = field(default_factory=default_name)
     pipeline: str = "world"
     options: Mapping[str, str] = field(default_factory=dict)
@@ -101,14 +100,10 @@ _COUNTS = {
 
 
 def _check_endpoint(endpoint: object) -> None:
-    accepted = "accepted: tcp://HOST:PORT or ipc://PATH"
-    if not isinstance(endpoint, str) or not _ENDPOINT.match(endpoint):
-        raise ConfigError("broker", f"{endpoint!r} is no endpoint; {accepted}")
-    scheme, _, rest = endpoint.partition("://")
-    if scheme == "tcp" and not 1 <= int(rest.rpartition(":")[2]) <= 65535:
-        raise ConfigError("broker", f"{endpoint!r} has no port of 1 to 65535; {accepted}")
-    if scheme == "ipc" and len(os.fsencode(rest)) > IPC_PATH_BYTES_MAX:
-        raise ConfigError("broker", f"the path of {endpoint!r} is longer than {IPC_PATH_BYTES_MAX} bytes")
+    try:
+        endpoints.parse(endpoint)
+    except ValueError as error:
+        raise ConfigError("broker", str(error)) from None
 
 
 def _check_text(name: str, value: object, accepted: re.Pattern[str], words: str) -> None:

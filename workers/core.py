@@ -20,7 +20,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, fields
 from typing import Literal, assert_never
 
-from reelwire import wire
+from reelwire import versions, wire
 from reelwire.messages import (
     Draining,
     Goodbye,
@@ -199,7 +199,7 @@ class WorkerCore:
             self.counters["foreign_attachment"] += 1
             return []
         ours = self._hello.version
-        if _series(message.version) != _series(ours):
+        if not versions.fit(message.version, ours):
             return self._stop(3, f"the broker has version {message.version}, this worker has {ours}")
         if attachment < 1 or message.heartbeat_s <= 0 or message.missed < 1:
             self.counters["malformed"] += 1
@@ -371,11 +371,6 @@ def _limits(said: Mapping[str, int]) -> wire.Limits:
     """What a broker accepts: as it says, and what it doesn't say as by default."""
     names = [field.name for field in fields(wire.Limits)]
     return wire.Limits(**{name: said[name] for name in names if said.get(name, 0) > 0})
-
-
-def _series(version: str) -> list[str]:
-    """Major and minor number: peers that share them fit."""
-    return version.split(".")[:2]
 
 
 def _names(names: Sequence[str]) -> str:

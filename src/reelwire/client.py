@@ -18,12 +18,12 @@ from .client_core import ClientCore
 from .client_loop import LINGER_S, Link, check_endpoint
 from .client_session import ANSWER_TIMEOUT_S, Session
 from .client_values import session_length, tensor_refs
+from .endpoints import DEFAULT_ENDPOINT as DEFAULT_ENDPOINT
 from .errors import BrokerUnreachable, RequestError
 from .messages import ClientHello, OpenSession, Welcome
 from .spec import Plain, StreamSpec, check_parameters, check_tensors
 from .tensors import TensorRef
 
-DEFAULT_ENDPOINT = "tcp://127.0.0.1:7461"
 ENDPOINT_VARIABLE = "REELWIRE_BROKER"
 
 Image = str | os.PathLike[str] | ArrayLike

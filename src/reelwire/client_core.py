@@ -18,6 +18,7 @@ from typing import Literal, assert_never
 
 from . import client_events as e
 from . import messages as m
+from . import versions
 from .client_view import RETRY_AFTER_S, SessionView, error_of
 from .errors import (
     BrokerUnreachable,

@@ -8,10 +8,8 @@ socket or the wake pair is readable, or until the core's next deadline.
 from __future__ import annotations
 
 import atexit
-import ipaddress
 import math
 import os
-import re
 import threading
 import time
 import weakref
@@ -21,7 +19,7 @@ from collections.abc import Callable
 import zmq
 
 from . import client_events as e
-from . import messages, wire
+from . import endpoints, messages, wire
 from .client_core import ClientCore
 from .errors import RequestError, UsageError, VersionMismatch, WireError
 from .wake import Wake
@@ -30,8 +28,6 @@ OUTBOX_BYTES_MAX = 64 << 20
 LINGER_S = 0.5
 BATCH = 64
 _SNDHWM = 64
-_IPC_PATH_MAX = 107  # sizeof(sun_path) - 1
-_TCP = re.compile(r"tcp://(\[[0-9A-Fa-f:.%\w]+\]|[^\s:/\[\]]+):(\d{1,5})")
 
 _links: weakref.WeakSet[Link] = weakref.WeakSet()
 
@@ -42,24 +38,10 @@ def check_endpoint(endpoint: str) -> None:
     Raises:
         RequestError: of the field ``endpoint``.
     """
-    matched = _TCP.fullmatch(endpoint)
-    if matched and 1 <= int(matched[2]) <= 65535 and _is_host(matched[1]):
-        return
-    if endpoint.startswith("ipc://") and 0 < len(os.fsencode(endpoint[len("ipc://") :])) <= _IPC_PATH_MAX:
-        return
-    raise RequestError(
-        "endpoint", f"{endpoint!r} is not accepted; accepted: tcp://HOST:PORT or ipc://PATH of at most 107 bytes"
-    )
-
-
-def _is_host(text: str) -> bool:
-    if not text.startswith("["):
-        return True
     try:
-        ipaddress.IPv6Address(text[1:-1])
-    except ValueError:
-        return False
-    return True
+        endpoints.parse(endpoint)
+    except ValueError as error:
+        raise RequestError("endpoint", str(error)) from None
 
 
 class Link:

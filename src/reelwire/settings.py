@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Generic, Literal, TypeVar
 
+from . import endpoints
 from .errors import ConfigError
 
 T = TypeVar("T")
@@ -40,12 +41,14 @@ class ClientSettings:
         connect_timeout_s: how long a command waits for the broker's first answer.
     """
 
-    endpoint: str = "tcp://127.0.0.1:7461"
+    endpoint: str = endpoints.DEFAULT_ENDPOINT
     connect_timeout_s: float = 5.0
 
     def __post_init__(self) -> None:
-        if not self.endpoint.startswith(("tcp://", "ipc://")):
-            raise ConfigError("endpoint", f"{self.endpoint!r}; accepted: tcp://HOST:PORT or ipc://PATH")
+        try:
+            endpoints.parse(self.endpoint)
+        except ValueError as error:
+            raise ConfigError("endpoint", str(error)) from None
         if not 0 < self.connect_timeout_s < float("inf"):
             raise ConfigError("connect_timeout_s", f"{self.connect_timeout_s}; accepted: seconds above 0")
 

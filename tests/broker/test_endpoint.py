@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from reelwire.broker.endpoint import IPC_PATH_BYTES_MAX, claimed, is_loopback
+from reelwire.broker.endpoint import claimed, is_loopback
+from reelwire.endpoints import IPC_PATH_BYTES_MAX
 from reelwire.errors import ConfigError
 
 
@@ -38,7 +39,7 @@ def test_an_open_address_must_be_asked_for(host: str) -> None:
 
 def test_an_endpoint_has_a_port() -> None:
     """A host alone isn't one."""
-    assert "names no port" in refused("tcp://localhost")
+    assert "names no host and port" in refused("tcp://localhost")
 
 
 def test_a_path_is_held_by_one(tmp_path: Path) -> None:
