@@ -89,7 +89,7 @@ class Rig:
         job = self.jobs.pop(stage)
         return self.do(Reported(self.now, Finished(stage, job, reply or well_done(job), traceback)))
 
-    def fail(self, stage: str, kind: str = "stage", message: str = "no") -> list[Action]:
+    def fail(self, stage: str, kind: FailureKind = "stage", message: str = "no") -> list[Action]:
         """The stage's thread reports that its job raised."""
         return self.finish(stage, failed(self.jobs[stage], kind, message), "Traceback: here")
 
