@@ -6,6 +6,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, Literal
 
 from reelwire.messages import Failure, FromBroker
+from reelwire.spec import StreamSpec
 
 from .actions import Action, Forget, Level, Log, Send
 from .actors import Actor
@@ -75,6 +76,14 @@ class Desk:
         """What is to be done, in order."""
         actions, self._actions = self._actions, []
         return actions
+
+    def stats_of(self, spec: StreamSpec) -> StreamStats:
+        """The numbers of all sessions of a pipeline; one of another dataflow under that name starts anew."""
+        names = [stage.name for stage in spec.stages]
+        stats = self.stats.get(spec.name)
+        if stats is None or list(stats.stages) != names:
+            stats = self.stats[spec.name] = StreamStats(names)
+        return stats
 
     def send(self, peer: Peer, message: FromBroker) -> None:
         """Tell a peer something, unless it is gone."""

@@ -36,7 +36,6 @@ from .fitting import chunk_misfit, misfit
 from .flow import Flow
 from .peers import Peer
 from .seats import STAGE_EPOCH, Seats
-from .stats import StreamStats
 from .timing import Timing
 from .transitions import ENDED, Looked, SessionEvent, State, Timer
 
@@ -85,7 +84,7 @@ class Making(ABC):
         self.state: State = "opening"
         self.flow = Flow(spec, request.chunks)
         self.controls = ControlDesk(spec, desk.now)
-        self.timing = Timing(spec, desk.now, desk.stats.setdefault(spec.name, StreamStats()))
+        self.timing = Timing(spec, desk.now, desk.stats_of(spec))
         self.seats: Seats | None = None
         self.ring: deque[Chunk] = deque()
         self._snapshots: dict[int, Snapshot] = {}
@@ -252,7 +251,7 @@ class Making(ABC):
             self._prefetch()
         self._strike(event.stage, event.index)
         flow.finish(event.stage, event.outputs)
-        self.timing.completed(event.stage, event.index, self.desk.now)
+        self.timing.completed(event.stage, event.index, event.run_s, self.desk.now)
         if flow.next_commit <= event.index < flow.limit:
             self._facts.setdefault(event.index, {}).update(event.facts)
         self._commit()

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from itertools import islice
+from typing import Any
 
 from reelwire.spec import Plain
 
@@ -11,7 +12,7 @@ from .desk import Desk
 from .peers import Peer, Peers
 from .placement import Placement
 from .session import Session
-from .stats import IdleGaps, StreamStats
+from .stats import StreamStats
 
 
 def status(
@@ -46,7 +47,6 @@ def metrics(session: Session) -> dict[str, Plain]:
     return {
         **_session(session),
         **_stream(session.timing.stats),
-        "idle_s": _gaps(session.timing.gaps),
         "taps_overwritten": controls.taps_overwritten,
         "explicit_overwritten": controls.explicit_overwritten,
     }
@@ -101,12 +101,9 @@ def _worker(peer: Peer, now: float) -> dict[str, Plain]:
 
 
 def _stream(stats: StreamStats) -> dict[str, Plain]:
-    return {name: dict(value) if isinstance(value, dict) else value for name, value in stats.summary().items()}
+    stages: dict[str, Plain] = {name: _plain(one.summary()) for name, one in stats.stages.items()}
+    return {"chunks": stats.chunks, **_plain(stats.summary()), "stages": stages}
 
 
-def _gaps(gaps: Mapping[str, IdleGaps]) -> dict[str, Plain]:
-    return {stage: _plain(one.summary().items()) for stage, one in gaps.items()}
-
-
-def _plain(items: Iterable[tuple[str, Mapping[str, int | float]]]) -> dict[str, Plain]:
-    return {name: dict(values) for name, values in items}
+def _plain(values: Mapping[str, Any]) -> dict[str, Plain]:
+    return {name: _plain(value) if isinstance(value, Mapping) else value for name, value in values.items()}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from array import array
+from collections.abc import Iterable
 
 STEPS_PER_DOUBLING = 8
 DOUBLINGS = 24
@@ -43,6 +44,8 @@ class Histogram:
 
     def quantile(self, q: float) -> float:
         """The duration that the share `q` of all doesn't exceed, in seconds; 0 when empty."""
+        if not self.count:
+            return 0.0
         rank = max(math.ceil(q * self.count), 1)
         seen = 0
         for bucket, count in enumerate(self._buckets):
@@ -72,14 +75,41 @@ def _middle(bucket: int) -> float:
     return LEAST_S * float(2 ** ((bucket - 0.5) / STEPS_PER_DOUBLING))
 
 
-class IdleGaps:
-    """How long one stage of a session didn't run, by cause; the causes are those that its spec allows."""
+class IdleTime:
+    """How long a stage didn't run, by cause; the causes are those that its spec allows.
 
-    __slots__ = ("_cause", "_since", "causes")
+    Attributes:
+        causes: cause to the number of gaps and their seconds.
+    """
+
+    __slots__ = ("causes",)
 
     def __init__(self) -> None:
-        """Start outside of a gap."""
+        """Start with no gap."""
         self.causes: dict[str, tuple[int, float]] = {}
+
+    def add(self, cause: str, seconds: float) -> None:
+        """Note a gap that is over."""
+        count, before = self.causes.get(cause, (0, 0.0))
+        self.causes[cause] = (count + 1, before + max(seconds, 0.0))
+
+    def summary(self) -> dict[str, dict[str, int | float]]:
+        """Cause to the number of gaps and their seconds; the gap that is still open isn't in it."""
+        return {cause: {"count": count, "seconds": seconds} for cause, (count, seconds) in self.causes.items()}
+
+
+class IdleGaps:
+    """Where one stage of a session is between two tasks, and since when.
+
+    Args:
+        totals: what is told of each gap when it is over.
+    """
+
+    __slots__ = ("_cause", "_since", "_totals")
+
+    def __init__(self, *totals: IdleTime) -> None:
+        """Start outside of a gap."""
+        self._totals = totals
         self._cause = ""
         self._since = 0.0
 
@@ -88,14 +118,42 @@ class IdleGaps:
         if cause == self._cause:
             return
         if self._cause:
-            count, seconds = self.causes.get(self._cause, (0, 0.0))
-            self.causes[self._cause] = (count + 1, seconds + max(now - self._since, 0.0))
+            for total in self._totals:
+                total.add(self._cause, now - self._since)
         self._cause = cause
         self._since = now
 
-    def summary(self) -> dict[str, dict[str, int | float]]:
-        """Cause to the number of gaps and their seconds; the gap that is still open isn't in it."""
-        return {cause: {"count": count, "seconds": seconds} for cause, (count, seconds) in self.causes.items()}
+
+class StageStats:
+    """The numbers of one stage, of one session or of all sessions of one pipeline.
+
+    Attributes:
+        ready_to_admitted: a task could run, to its being sent to the actor: other sessions' turns.
+        admitted_to_started: sent, to begun: the way there, and the actor's mailbox.
+        started_to_completed: begun, to its result having arrived: the work and the way back.
+        run: the work alone, as the worker measured it.
+        idle: why it didn't run.
+    """
+
+    __slots__ = ("admitted_to_started", "idle", "ready_to_admitted", "run", "started_to_completed")
+
+    def __init__(self) -> None:
+        """Start empty."""
+        self.ready_to_admitted = Histogram()
+        self.admitted_to_started = Histogram()
+        self.started_to_completed = Histogram()
+        self.run = Histogram()
+        self.idle = IdleTime()
+
+    def summary(self) -> dict[str, dict[str, int | float] | dict[str, dict[str, int | float]]]:
+        """Name to numbers, in seconds."""
+        return {
+            "ready_to_admitted_s": self.ready_to_admitted.summary(),
+            "admitted_to_started_s": self.admitted_to_started.summary(),
+            "started_to_completed_s": self.started_to_completed.summary(),
+            "run_s": self.run.summary(),
+            "idle_s": self.idle.summary(),
+        }
 
 
 class StreamStats:
@@ -106,22 +164,26 @@ class StreamStats:
         period: commit to commit.
         first_output: asking for the session to its first commit.
         change_to_frame: a change of the keys to the commit of the first chunk that applied it.
+        stages: stage name to its numbers.
+
+    Args:
+        stages: the names of the stages.
     """
 
-    __slots__ = ("change_to_frame", "chunks", "control_to_output", "first_output", "period")
+    __slots__ = ("change_to_frame", "chunks", "control_to_output", "first_output", "period", "stages")
 
-    def __init__(self) -> None:
+    def __init__(self, stages: Iterable[str]) -> None:
         """Start empty."""
+        self.stages = {name: StageStats() for name in stages}
         self.chunks = 0
         self.control_to_output = Histogram()
         self.period = Histogram()
         self.first_output = Histogram()
         self.change_to_frame = Histogram()
 
-    def summary(self) -> dict[str, int | dict[str, int | float]]:
-        """Name to numbers, in seconds."""
+    def summary(self) -> dict[str, dict[str, int | float]]:
+        """Name to numbers, in seconds; those of the stages stand in `stages`."""
         return {
-            "chunks": self.chunks,
             "control_to_output_s": self.control_to_output.summary(),
             "period_s": self.period.summary(),
             "first_output_s": self.first_output.summary(),

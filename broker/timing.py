@@ -39,14 +39,14 @@ class Timing:
 
     Attributes:
         stats: numbers of this session.
-        gaps: stage name to its idle time.
+        gaps: stage name to what it waits for.
         committed_at: when the last chunk was committed.
     """
 
     def __init__(self, spec: StreamSpec, now: float, total: StreamStats) -> None:
         """Every stage is idle, because the session has no place yet."""
-        self.stats = StreamStats()
-        self.gaps = {stage.name: IdleGaps() for stage in spec.stages}
+        self.stats = StreamStats(stage.name for stage in spec.stages)
+        self.gaps = {name: IdleGaps(self.stats.stages[name].idle, total.stages[name].idle) for name in total.stages}
         for gaps in self.gaps.values():
             gaps.turn("placement", now)
         self.committed_at: float | None = None
@@ -83,10 +83,16 @@ class Timing:
         if (one := self._pass(stage, index)) is not None:
             one.started_at = now
 
-    def completed(self, stage: str, index: int, now: float) -> None:
-        """Its result arrived."""
-        if (one := self._pass(stage, index)) is not None:
-            one.completed_at = now
+    def completed(self, stage: str, index: int, run_s: float, now: float) -> None:
+        """Its result arrived; the stage had computed for `run_s` seconds."""
+        if (one := self._pass(stage, index)) is None:
+            return
+        one.completed_at = now
+        for stats in (self.stats.stages[stage], self._total.stages[stage]):
+            stats.ready_to_admitted.add(one.admitted_at - one.ready_at)
+            stats.admitted_to_started.add(one.started_at - one.admitted_at)
+            stats.started_to_completed.add(now - one.started_at)
+            stats.run.add(run_s)
 
     def committed(self, index: int, changes_at: Iterable[float], now: float) -> ChunkTiming:
         """A chunk is complete: its times, which also go into the histograms."""

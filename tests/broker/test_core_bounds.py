@@ -23,7 +23,7 @@ def kept(session: Any) -> dict[str, int]:
         "facts": len(session._facts),
         "timing": len(session.timing._chunks),
         "ring": len(session.ring),
-        "causes": sum(len(gaps.causes) for gaps in session.timing.gaps.values()),
+        "causes": sum(len(stage.idle.causes) for stage in session.timing.stats.stages.values()),
     }
 
 

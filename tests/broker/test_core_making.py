@@ -401,8 +401,8 @@ def test_streaming_30_periods_and_idle_causes_are_reported(kit: Any) -> None:
     assert (answer.request, answer.values["chunks"], answer.values["state"]) == (7, 3, "completed")
     assert answer.values["period_s"]["count"] == 2
     assert answer.values["period_s"]["mean"] == 2.0
-    assert answer.values["idle_s"]["decode"]["input:latent"]["seconds"] > 0
-    assert "placement" in answer.values["idle_s"]["encode"]
+    assert answer.values["stages"]["decode"]["idle_s"]["input:latent"]["seconds"] > 0
+    assert "placement" in answer.values["stages"]["encode"]["idle_s"]
     assert rig.core.status()["pipelines"]["world"]["metrics"]["chunks"] == 3
 
 
@@ -441,3 +441,28 @@ def test_status_is_answered(stream: Stream) -> None:
     assert status.request == 9
     assert status.state == stream.rig.core.status()
     assert stream.session.token not in repr(status.state)
+
+
+def test_streaming_30_each_stage_says_where_its_time_went(rig: Any) -> None:
+    """How long tasks waited, for the actor and in its mailbox, and how long they took, by both clocks; in sum as well."""
+    worker, client = rig.worker(), rig.client()
+    sessions = [client.open(key) for key in "ab"]
+    rig.now += 3.0
+    worker.finish("encode")
+    rig.now += 4.0
+    for _ in range(3):
+        worker.finish("encode")
+    numbers = []
+    for number, session in enumerate(sessions):
+        client.say(m.AskMetrics(number, session))
+        numbers.append(client.last(m.Metrics).values["stages"]["encode"])
+    first, second = numbers
+    assert (first["started_to_completed_s"]["count"], second["started_to_completed_s"]["count"]) == (2, 2)
+    assert first["started_to_completed_s"]["max"] == 4.0
+    assert first["admitted_to_started_s"]["max"] == 3.0
+    assert second["ready_to_admitted_s"]["max"] == 4.0
+    total = rig.core.status()["pipelines"]["world"]["metrics"]["stages"]["encode"]
+    assert total["run_s"]["count"] == 4
+    assert total["run_s"]["mean"] == pytest.approx(0.01)
+    assert total["ready_to_admitted_s"]["max"] == 4.0
+    assert total["idle_s"]["placement"]["count"] == 2

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from reelwire.broker.stats import LEAST_S, Histogram, IdleGaps, StreamStats
+from reelwire.broker.stats import LEAST_S, Histogram, IdleGaps, IdleTime, StreamStats
 
 
 def test_an_empty_histogram_is_all_zeros() -> None:
@@ -48,8 +48,10 @@ def test_streaming_30_a_histogram_does_not_grow() -> None:
 
 
 def test_streaming_30_idle_time_is_kept_by_cause() -> None:
-    """A gap ends when its cause changes; running isn't idle; the same cause again goes on."""
-    gaps = IdleGaps()
+    """A gap ends when its cause changes; running isn't idle; the same cause again goes on. Every total is told."""
+    mine, everybodys = IdleTime(), IdleTime()
+    everybodys.add("credit", 2.0)
+    gaps = IdleGaps(mine, everybodys)
     gaps.turn("placement", 0.0)
     gaps.turn("placement", 1.0)
     gaps.turn("input:control", 2.0)
@@ -57,7 +59,8 @@ def test_streaming_30_idle_time_is_kept_by_cause() -> None:
     gaps.turn("credit", 6.0)
     gaps.turn("input:control", 7.0)
     gaps.turn("", 8.0)
-    assert gaps.summary() == {
+    assert everybodys.summary()["credit"] == {"count": 2, "seconds": 3.0}
+    assert mine.summary() == {
         "placement": {"count": 1, "seconds": 2.0},
         "input:control": {"count": 2, "seconds": 4.0},
         "credit": {"count": 1, "seconds": 1.0},
@@ -65,11 +68,13 @@ def test_streaming_30_idle_time_is_kept_by_cause() -> None:
 
 
 def test_a_stream_says_all_its_numbers() -> None:
-    """Names carry their unit; chunks are counted."""
-    assert sorted(StreamStats().summary()) == [
-        "change_to_frame_s",
-        "chunks",
-        "control_to_output_s",
-        "first_output_s",
-        "period_s",
+    """Names carry their unit, those of each stage as well."""
+    stats = StreamStats(["encode"])
+    assert sorted(stats.summary()) == ["change_to_frame_s", "control_to_output_s", "first_output_s", "period_s"]
+    assert sorted(stats.stages["encode"].summary()) == [
+        "admitted_to_started_s",
+        "idle_s",
+        "ready_to_admitted_s",
+        "run_s",
+        "started_to_completed_s",
     ]
