@@ -68,6 +68,11 @@ class Ending(Making):
         self.is_told = False
 
     @property
+    def failure(self) -> Failure | None:
+        """Why it will have ended, once that is known."""
+        return None if self.outcome is None else self.outcome.failure
+
+    @property
     def shown_state(self) -> str:
         """The state as people are told it: of a session that only waits for its reader, how it will have ended."""
         over = self.state == "releasing" and self.seats is not None and self.seats.all_gone

@@ -89,8 +89,13 @@ class Making(ABC):
         self.ring: deque[Chunk] = deque()
         self._snapshots: dict[int, Snapshot] = {}
         self._facts: dict[int, dict[str, Plain]] = {}
-        self._told: tuple[State, int] = ("opening", 0)
+        self._told: tuple[State, int, Failure | None] = ("opening", 0, None)
         self._stalled_since = desk.now
+
+    @property
+    @abstractmethod
+    def failure(self) -> Failure | None:
+        """Why it will have ended, once that is known."""
 
     @abstractmethod
     def _all_made(self) -> None:
@@ -361,12 +366,12 @@ class Making(ABC):
         return {"ready": "actor_busy", "end": ""}.get(cause, cause)
 
     def _announce(self) -> None:
-        """Tell the client the state and how far controls may go, if either changed; a grant never goes back."""
+        """Tell the client its state, how far controls may go, and why it ends, when that changes; a grant never goes back."""
         if self.state in ENDED:
             return
         limit = self._told[1]
         if self.state in ("ready", "running"):
             limit = max(limit, min(self.flow.control_limit, self.flow.next_commit + AHEAD_MAX + 1))
-        if (self.state, limit) != self._told:
-            self._told = (self.state, limit)
-            self._tell(SessionChanged(self.id, self.state, limit))
+        if (self.state, limit, self.failure) != self._told:
+            self._told = (self.state, limit, self.failure)
+            self._tell(SessionChanged(self.id, self.state, limit, self.failure))

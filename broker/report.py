@@ -81,6 +81,7 @@ def _worker(peer: Peer, now: float) -> dict[str, Plain]:
         "device": peer.device,
         "packages": dict(peer.packages),
         "ready": all(actor.is_ready for actor in peer.actors.values()),
+        "draining": peer.draining,
         "silent_s": now - peer.heard_at,
         "stages": [
             {

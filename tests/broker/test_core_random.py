@@ -25,7 +25,14 @@ class Chaos:
         self.random = random.Random(seed)
         self.kit = kit
         config = BrokerConfig(
-            client_grace_s=3, control_idle_s=20, stall_s=15, placement_timeout_s=5, close_timeout_s=4, result_keep_s=30
+            task_timeout_s=12,
+            initialize_timeout_s=15,
+            client_grace_s=3,
+            control_idle_s=20,
+            stall_s=15,
+            placement_timeout_s=5,
+            close_timeout_s=4,
+            result_keep_s=30,
         )
         self.rig = kit.Rig(config)
         self.capacities = {name: self.random.choice((1, 2, 3)) for name in ("encode_request", "condition", "latent")}
@@ -47,6 +54,8 @@ class Chaos:
         worker = self.rig.worker(name, spec=self.spec, stages=stages, slots=2, mailbox=self.mailbox)
         if self.random.random() < 0.2:
             worker.silent.add(m.ReleaseStage)  # its stages hang when they are released
+        if self.random.random() < 0.3:
+            worker.silent.add(m.InitializeStage)  # it is slow, and may have no room after all
         self.workers.append(worker)
 
     def add_client(self) -> None:
@@ -98,16 +107,33 @@ class Chaos:
             else:
                 worker.finish(stage)
 
+    def answer(self) -> None:
+        """A slow worker says how an initialization went."""
+        slow = [worker for worker in self.workers if m.InitializeStage in worker.silent]
+        asked = [(worker, x) for worker in slow for x in worker.heard(m.InitializeStage)]
+        if not asked:
+            return
+        worker, x = self.random.choice(asked[-3:])
+        size = self.random.choice((20, 20, 20, 2000))
+        if self.random.random() < 0.6:
+            worker.initialized(x, cache_bytes=size)
+        else:
+            failure = Failure(self.random.choice(("overload", "overload", "stage")), "no")
+            worker.say(m.StageFailed(x.session, x.stage, x.epoch, x.stage_epoch, "initialize", None, failure))
+
     def lose(self) -> None:
         """Somebody goes, with or without a word."""
         peers = [peer for peer in (*self.workers, *self.clients) if peer.attachment]
         if not peers or self.random.random() > 0.15:
             return
         peer = self.random.choice(peers)
-        match self.random.randrange(5):
+        match self.random.randrange(6):
             case 0:
                 peer.say(m.Goodbye())
-            case 1:
+            case 5 if peer in self.workers:
+                peer.say(m.Draining())
+                return
+            case 1 | 5:
                 self.rig.handle(Unreachable(self.rig.now, peer.route))
             case 2:
                 self.rig.handle(OutboxFull(self.rig.now, peer.route))
@@ -142,6 +168,7 @@ class Chaos:
             self.add_worker()
             self.add_client()
         moves = [self.steer, self.steer, self.steer, self.work, self.work, self.work, self.open, self.lose]
+        moves += [self.answer]
         for _ in range(STEPS):
             self.random.choice(moves)()
             if self.random.random() < 0.02:

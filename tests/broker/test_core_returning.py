@@ -24,6 +24,7 @@ def test_streaming_37_a_draining_worker_delivers_what_was_accepted(rig: Any) -> 
     worker.say(m.Draining())
     worker.say(m.Draining())
     assert client.submit(session, 1).code == "ended"
+    assert rig.core.status()["workers"][0]["draining"] is True
     other = client.open("2")
     assert client.state(other)[0] == "opening"
     rig.worker("new")
