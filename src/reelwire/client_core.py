@@ -113,7 +113,7 @@ class ClientCore:
             assert 0 <= view.acked <= view.have <= view.chunks
             assert view.taken <= view.have
             assert view.ending == "cancel" or view.taken + len(view.waiting) == view.have
-            assert not view.parked or not (view.ended or view.ending)
+            assert not view.parked or view.takes_controls
             assert all(view.control_limit <= index for index, _, _ in view.parked)
             assert not view.ended or not (view.asked or view.end_calls)
         live = {view.id for view in self.sessions.values() if not view.ended}
@@ -276,6 +276,7 @@ class ClientCore:
             case m.SessionChanged():
                 view.state = message.state
                 view.control_limit = max(view.control_limit, message.control_limit)
+                view.failure = message.failure
                 if view.ready:
                     self._done(view.open_call, value=view.id)
                 self._send_granted(now, view)
@@ -389,7 +390,7 @@ class ClientCore:
     def _submit(self, event: e.Submit, view: SessionView) -> None:
         self._calls[event.call] = view.id
         index = event.index
-        if view.ended or view.ending is not None:
+        if not view.takes_controls:
             self._done(event.call, error=view.error())
         elif index is None:
             refused, view.slot_refused = view.slot_refused, None
@@ -401,6 +402,10 @@ class ClientCore:
             self._send_control(event.now, view, index, event.call, event.control)
 
     def _send_granted(self, now: float, view: SessionView) -> None:
+        if not view.takes_controls:  # no grant will come any more
+            for _, call, _ in view.parked:
+                self._done(call, error=view.error())
+            view.parked.clear()
         granted = [entry for entry in view.parked if entry[0] < view.control_limit]
         view.parked = [entry for entry in view.parked if entry[0] >= view.control_limit]
         for index, call, control in sorted(granted, key=lambda entry: entry[0]):

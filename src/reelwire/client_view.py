@@ -14,6 +14,9 @@ from .messages import Artifact, Failure
 RETRY_AFTER_S = 1.0
 CHANGES_MAX = 256
 READY = frozenset({"ready", "running", "draining"})
+TAKES_CONTROLS = frozenset({"opening", "initializing", "ready", "running"})
+ENDED = frozenset({"completed", "closed", "cancelled", "failed"})
+FAILED = frozenset({"stage", "worker_lost", "unreachable"})
 """States in which the stages are initialized; a session that is released may never have been."""
 
 
@@ -74,6 +77,11 @@ class SessionView:
     slot_refused: m.ControlRefused | None = None
 
     @property
+    def takes_controls(self) -> bool:
+        """Whether the broker still takes controls, as far as is known here."""
+        return not self.ended and self.ending is None and self.state in TAKES_CONTROLS
+
+    @property
     def ready(self) -> bool:
         """Whether its stages are initialized."""
         return self.state in READY
@@ -82,7 +90,7 @@ class SessionView:
         """The error that says why nothing can be asked of the session any more."""
         if self.failure is not None:
             return error_of(self.failure, self.state)
-        return SessionClosed(f"the session is {self.state if self.ended else 'ending'}")
+        return SessionClosed(f"the session is {'ending' if self.ending and not self.ended else self.state}")
 
     def note_change(self, keys: KeyState, now: float) -> None:
         """Remember when the keys changed, until a chunk applies it."""
@@ -125,7 +133,7 @@ def error_of(failure: Failure, state: str = "failed") -> ReelwireError:
         case "overload":
             retry = failure.retry_after_s
             return OverloadError(failure.message, RETRY_AFTER_S if retry is None else retry)
-        case _ if state == "failed":
+        case kind if state == "failed" or (state not in ENDED and kind in FAILED):
             return SessionFailed(failure.message, failure.stage, failure.index)
         case _:
             return SessionClosed(failure.message)

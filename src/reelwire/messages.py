@@ -183,11 +183,15 @@ class SessionRefused:
 
 @dataclass(frozen=True, slots=True)
 class SessionChanged:
-    """The session's state, and how far explicit controls may go: those below `control_limit` will be accepted."""
+    """The session's state, and how far explicit controls may go: those below `control_limit` will be accepted.
+
+    `failure`: why it will have ended, as soon as that is known; what was made before is still delivered.
+    """
 
     session: str
     state: str
     control_limit: int
+    failure: Failure | None = None
 
 
 @dataclass(frozen=True, slots=True)

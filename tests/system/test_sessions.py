@@ -8,12 +8,23 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from reelwire import Chunk, Client, Control, ControlError, OverloadError, RequestError, Session, SessionFailed
+from reelwire import (
+    Chunk,
+    Client,
+    Control,
+    ControlError,
+    OverloadError,
+    RequestError,
+    Session,
+    SessionClosed,
+    SessionFailed,
+)
 
 LIMIT_S = 60.0
 Take = Callable[[Session, int], list[Chunk]]
@@ -255,6 +266,45 @@ def test_a_session_waits_for_a_place_and_then_is_refused_as_overload(stack: Any)
     assert caught.value.retry_after_s > 0
     first.cancel(LIMIT_S)
     assert len(play(client, seed=1)) == 6
+
+
+def test_a_reader_that_submits_as_it_reads_is_not_held_up_by_a_drain(stack: Any) -> None:
+    """A control that waits for its grant is refused when the broker drains, so its reader goes on to the end."""
+    broker = stack.broker()
+    stack.worker("one")
+    session = stack.client().open_session("lab", chunks=64)
+    for index in range(2):
+        session.submit(index, Control(keys=["w"]), timeout=LIMIT_S)
+    reached, refused = threading.Event(), threading.Event()
+
+    def read() -> None:
+        with suppress(SessionClosed):  # the broker stops
+            for chunk in iter(lambda: session.next_chunk(LIMIT_S), None):
+                try:
+                    session.submit(chunk.index + 2, Control(keys=["w"]), timeout=LIMIT_S)
+                except SessionClosed:
+                    refused.set()
+                if chunk.index == 4:
+                    reached.set()
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    assert reached.wait(LIMIT_S)
+    assert broker.stop() == 0
+    reader.join(LIMIT_S)
+    assert refused.is_set()
+
+
+def test_streaming_23_a_lost_worker_is_told_to_whoever_only_submits(stack: Any) -> None:
+    """With two chunks unread, a control that waits for its grant fails with the worker's loss, within 4 s."""
+    stack.broker()
+    worker = stack.worker("one")
+    session = stack.client().open_session("lab", chunks=64)
+    for index in range(2):
+        session.submit(index, Control(keys=["w"]), timeout=LIMIT_S)
+    worker.kill()
+    with pytest.raises(SessionFailed, match="'one' was lost"):
+        session.submit(2, Control(keys=["w"]), timeout=4.0)
 
 
 def test_a_stopped_broker_drains_and_says_goodbye(stack: Any, take: Take) -> None:

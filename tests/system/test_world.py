@@ -60,12 +60,13 @@ def test_a_world_has_the_same_bytes_alone_beside_others_and_in_another_worker(st
 
 
 def test_a_request_that_the_model_cannot_serve_is_refused_by_field(stack: Any) -> None:
-    """A cache smaller than sink and chunk, an attention limit that hides the sink, a picture that is too thin."""
+    """A cache smaller than sink and chunk, one larger than the worker has, an attention limit that hides the sink, a picture that is too thin."""
     stack.broker()
-    stack.worker("one", pipeline="world", threads=1)
+    stack.worker("one", pipeline="world", threads=1, cache_bytes_max=32 << 20)
     client = stack.client()
     wrong: list[tuple[str, dict[str, Any]]] = [
         ("window", {"window": 4, "sink": 2}),
+        ("window", {"window": -1, "sink": 0, "chunks": 341}),
         ("attention", {"window": 8, "sink": 1, "attention": 4}),
         ("prompt", {"prompt": "  "}),
         ("chunks", {"chunks": 342}),
