@@ -212,7 +212,7 @@ class StageThread:
     def _check_room(self, needed: int) -> None:
         if needed > self._cache_bytes_max:
             reason = f"takes {needed} bytes at {self._name}; accepted at this worker: {self._cache_bytes_max}"
-            raise RequestError("request", reason)
+            raise RequestError("parameters", reason)
         held = sum(self._held.values())
         if held + needed > self._cache_bytes_max:
             reason = f"the session takes {needed} bytes, and {held} of {self._cache_bytes_max} are taken"
