@@ -14,8 +14,9 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -23,6 +24,7 @@ from reelwire.spec import RequestError, SpecError, StreamSpec, validate
 
 from .stage import Pipeline
 
+_WORLD_NEEDS = ("torch", "diffusers", "transformers", "safetensors", "ftfy")
 _FORMS = "a built-in name ({}), path/to/file.py:object, or package.module:object"
 
 
@@ -41,6 +43,7 @@ def load(reference: str, options: Mapping[str, str] | None = None) -> Pipeline:
     if not colon:
         if reference not in BUILT_IN:
             raise RequestError("pipeline", f"there is no {reference!r}; accepted: {_FORMS.format(', '.join(BUILT_IN))}")
+        _check_installed(reference, _WORLD_NEEDS)
         return BUILT_IN[reference](options)
     if not place or not name:
         raise RequestError("pipeline", f"{reference!r} is incomplete; accepted: {_FORMS.format(', '.join(BUILT_IN))}")
@@ -68,6 +71,13 @@ BUILT_IN: Mapping[str, Callable[[Mapping[str, str]], Pipeline]] = {"world": _wor
 """Name of a built-in pipeline -> what makes it from its options."""
 
 
+def _check_installed(reference: str, packages: Sequence[str]) -> None:
+    """Looked for, not imported: whoever only asks for the spec shall not wait for torch."""
+    for package in packages:
+        if importlib.util.find_spec(package) is None:
+            raise RequestError("pipeline", f"{reference!r} needs {package}, which is missing; install reelwire[worker]")
+
+
 def _integer(name: str, text: str, least: int, most: int) -> int:
     try:
         value = int(text)
@@ -79,6 +89,8 @@ def _integer(name: str, text: str, least: int, most: int) -> int:
 
 
 def _object(place: str, name: str) -> Any:
+    if not place.endswith(".py") and (os.sep in place or Path(place).is_file()):
+        raise RequestError("pipeline", f"{place} is no Python file; accepted: a path that ends in .py")
     module = _from_file(Path(place)) if place.endswith(".py") else _from_module(place)
     found = module
     for part in name.split("."):
@@ -136,6 +148,8 @@ def _checked(reference: str, made: Any) -> Pipeline:
         )
     if made.array_library not in ("numpy", "torch"):
         raise RequestError("pipeline", f"{reference}: array_library is {made.array_library!r}; accepted: numpy, torch")
+    if made.array_library == "torch":
+        _check_installed(reference, ("torch",))
     try:
         validate(made.spec)
     except SpecError as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -66,6 +67,20 @@ def test_a_pipeline_from_a_file(tmp_path: Path) -> None:
     for name, options, reason in cases:
         with pytest.raises(RequestError, match=reason):
             registry.load(f"{path}:{name}", options)
+
+
+def test_what_the_world_model_needs_is_named_when_it_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before anything is built: wrong usage, which nobody tries again."""
+    monkeypatch.setitem(sys.modules, "torch", None)
+    with pytest.raises(RequestError, match=r"^pipeline: 'world' needs torch, .*; install reelwire\[worker\]$"):
+        registry.load("world", {})
+
+
+def test_a_file_that_is_no_python_is_not_taken_for_a_module(tmp_path: Path) -> None:
+    """Its path is named, with what is accepted."""
+    (tmp_path / "text.jpg").write_text("x")
+    with pytest.raises(RequestError, match=r"text\.jpg is no Python file; accepted: a path that ends in \.py"):
+        registry.load(f"{tmp_path / 'text.jpg'}:x", {})
 
 
 def test_a_pipeline_from_a_module() -> None:
