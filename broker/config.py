@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import asdict, dataclass, fields
 
+from reelwire import checks
 from reelwire.errors import ConfigError
 from reelwire.wire import Limits
 
@@ -90,7 +90,8 @@ class BrokerConfig:
         least = self.frame_bytes_max + self.header_bytes_max
         if self.message_bytes_max < least:
             raise ConfigError(
-                "message_bytes_max", f"{self.message_bytes_max} is less than a header and a frame, {least}"
+                "message_bytes_max",
+                f"{self.message_bytes_max} is less than a header and a frame; accepted: {least} or more",
             )
         if not self.listen.startswith(("tcp://", "ipc://")):
             raise ConfigError("listen", f"{self.listen!r} is no endpoint; accepted: tcp://HOST:PORT or ipc://PATH")
@@ -107,13 +108,10 @@ class BrokerConfig:
 
 def _check(name: str, kind: str, value: object) -> None:
     if kind == "str":
-        if not isinstance(value, str) or not value:
-            raise ConfigError(name, f"{value!r} is not a text")
+        checks.check_text(name, value)
     elif kind == "bool":
-        if not isinstance(value, bool):
-            raise ConfigError(name, f"{value!r} is not true or false")
+        checks.check_truth(name, value)
     elif kind == "int":
-        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise ConfigError(name, f"{value!r} is not a whole number of 1 and more")
-    elif isinstance(value, bool) or not isinstance(value, int | float) or not (math.isfinite(value) and value > 0):
-        raise ConfigError(name, f"{value!r} is not a finite number above 0")
+        checks.check_count(name, value, most=checks.BYTES_MAX if "_bytes_" in name else checks.COUNT_MAX)
+    else:
+        checks.check_seconds(name, value)

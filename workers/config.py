@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
 import os
 import re
 import socket
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from reelwire import endpoints
+from reelwire import checks, endpoints
 from reelwire.errors import ConfigError
 
 _DEVICE = re.compile(r"(cpu|cuda:\d+)\Z")
@@ -82,20 +81,21 @@ class WorkerConfig:
             )
         _check_options(self.options)
         _check_stages(self.stages)
-        for name, least in _COUNTS.items():
-            _check_count(name, getattr(self, name), least)
+        checks.check_truth("reconnect", self.reconnect)
+        for name, (least, most) in _COUNTS.items():
+            checks.check_count(name, getattr(self, name), least, most)
         for name in ("connect_timeout_s", "busy_for_s", "drain_s", "stuck_s"):
-            _check_seconds(name, getattr(self, name))
+            checks.check_seconds(name, getattr(self, name))
 
 
 _COUNTS = {
-    "slots": 1,
-    "cache_bytes_max": 1,
-    "mailbox": 0,
-    "threads": 0,
-    "parent_pid": 0,
-    "frame_bytes_max": 1 << 10,
-    "outbox_bytes_max": 1 << 10,
+    "slots": (1, checks.COUNT_MAX),
+    "cache_bytes_max": (1, checks.BYTES_MAX),
+    "mailbox": (0, checks.COUNT_MAX),
+    "threads": (0, 4096),
+    "parent_pid": (0, (1 << 31) - 1),
+    "frame_bytes_max": (1 << 10, checks.BYTES_MAX),
+    "outbox_bytes_max": (1 << 10, checks.BYTES_MAX),
 }
 
 
@@ -126,13 +126,3 @@ def _check_stages(stages: object) -> None:
     for stage in stages:
         if stages.count(stage) > 1:
             raise ConfigError("stages", f"{stage!r} is named twice; accepted: each stage once")
-
-
-def _check_count(name: str, value: object, least: int) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        raise ConfigError(name, f"{value!r} is not accepted; accepted: an integer of {least} or more")
-
-
-def _check_seconds(name: str, value: object) -> None:
-    if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value) or value <= 0:
-        raise ConfigError(name, f"{value!r} is not accepted; accepted: seconds above 0")

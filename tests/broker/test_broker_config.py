@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from reelwire.broker.config import BrokerConfig
+from reelwire.checks import BYTES_MAX, SECONDS_MAX
 from reelwire.errors import ConfigError
 
 
@@ -30,6 +31,7 @@ def test_each_setting_is_checked_by_name(field: str) -> None:
         wrong.append("1")
     if kind in (int, float):
         wrong += [0, -1, float("nan"), float("inf"), True]
+        wrong += [10**400, 2**63 - 1 if kind is int else 1e300, -(10**5000)]
     if kind is int:
         wrong.append(1.5)
     if kind is str:
@@ -38,6 +40,8 @@ def test_each_setting_is_checked_by_name(field: str) -> None:
         with pytest.raises(ConfigError) as caught:
             BrokerConfig(**{field: value})
         assert caught.value.field == field
+        assert "accepted: " in caught.value.reason
+        assert len(caught.value.reason) < 250
 
 
 def test_limits_for_peers_have_their_units_in_their_names() -> None:
@@ -45,3 +49,10 @@ def test_limits_for_peers_have_their_units_in_their_names() -> None:
     limits = BrokerConfig().limits()
     assert limits["frame_bytes_max"] == 256 << 20
     assert all(name.endswith("_max") and isinstance(value, int) for name, value in limits.items())
+
+
+def test_the_largest_settings_can_be_said_on_the_wire() -> None:
+    """At the upper bounds what a welcome says still fits 63 bits."""
+    config = BrokerConfig(frame_bytes_max=BYTES_MAX - (1 << 20), message_bytes_max=BYTES_MAX, heartbeat_s=SECONDS_MAX)
+    assert max(config.limits().values()) < 1 << 63
+    assert config.wire_limits().message_bytes_max == BYTES_MAX
