@@ -289,6 +289,8 @@ def test_a_trace_is_read_from_a_file(tmp_path: Path) -> None:
     path.write_text("0 +w\n1 -w\n", encoding="utf-8")
     assert KeyTrace.load(path) == KeyTrace.parse("0 +w\n1 -w\n")
     refused(lambda: KeyTrace.load(tmp_path / "none.txt"), "trace")
+    for wrong in ("a\0b", "\ud800", "x" * 5000, None, tmp_path):
+        refused(lambda wrong=wrong: KeyTrace.load(wrong), "trace")  # type: ignore[misc]
     path.write_bytes(b"\xff\xfe\xff")
     refused(lambda: KeyTrace.load(str(path)), "trace")
 

@@ -222,7 +222,7 @@ def test_frames_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     """Another dtype, shape or size than before: refused by name, and the clip goes on."""
     with VideoWriter(tmp_path / "a.mp4", 16) as writer:
         writer.write(clip(2))
-        for wrong in (clip(2, 48, 66), clip(2).astype(np.float32), clip(2)[..., :2], clip(2)[0, 0]):
+        for wrong in (clip(2, 48, 66), clip(2).astype(np.float32), clip(2)[..., :2], clip(2)[0, 0], None, [1]):
             with pytest.raises(RequestError) as caught:
                 writer.write(wrong)  # type: ignore[arg-type]
             assert caught.value.field == "frames"
@@ -235,9 +235,62 @@ def test_where_a_clip_can_not_be_is_said_at_once(tmp_path: Path) -> None:
     for path in (tmp_path / "none" / "a.mp4", tmp_path):
         with pytest.raises(RequestError, match="is not a file in a folder that exists"):
             VideoWriter(path, 16)
-    for fps in (0, -1, 1000, float("nan")):
-        with pytest.raises(RequestError, match="fps: "):
-            VideoWriter(tmp_path / "a.mp4", fps)
+    for name in ("a\0b.mp4", "\ud800.mp4", "x" * 252 + ".mp4", "é" * 200 + ".mp4"):
+        with pytest.raises(RequestError, match=r"path: .* can't be a file"):
+            VideoWriter(tmp_path / name, 16)
+    with pytest.raises(RequestError, match="path: "):
+        VideoWriter(None, 16)  # type: ignore[arg-type]
+    for fps in (0, -1, 1000, float("nan"), 1e-9, "x", None, True, 10**400):
+        with pytest.raises(RequestError, match=r"fps: .*accepted: "):
+            VideoWriter(tmp_path / "a.mp4", fps)  # type: ignore[arg-type]
+    for crf in (-1, 52, "18", None, 1.5, True):
+        with pytest.raises(RequestError, match=r"crf: .*accepted: an integer from 0 to 51"):
+            VideoWriter(tmp_path / "a.mp4", 16, crf=crf)  # type: ignore[arg-type]
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(("fps", "crf"), [(0.01, 18), (Fraction(30000, 1001), 0), (np.float32(16), 51), (999.9, 18)])
+def test_the_edges_of_rate_and_quality_are_written(tmp_path: Path, fps: float, crf: int) -> None:
+    """What is accepted at the edges makes a file with its frames."""
+    with VideoWriter(tmp_path / "a.mp4", fps, crf=crf) as writer:
+        writer.write(clip(3))
+    frames, rate = read_video(tmp_path / "a.mp4")
+    assert len(frames) == 3
+    assert rate == pytest.approx(float(fps), rel=1e-3)
+
+
+@pytest.mark.parametrize("name", ["x" * 251 + ".mp4", "é" * 125 + ".mp4"])
+def test_the_longest_name_is_written(tmp_path: Path, name: str) -> None:
+    """A name of as many bytes as a file's may have, however many letters that are."""
+    with VideoWriter(tmp_path / name, 16) as writer:
+        writer.write(clip(1))
+    assert [path.name for path in tmp_path.iterdir()] == [name]
+
+
+def test_a_picture_that_no_encoder_takes_is_refused_and_leaves_nothing(tmp_path: Path) -> None:
+    """Too long a side is refused by name; what the encoder itself refuses is too, and smaller frames still go in."""
+    with VideoWriter(tmp_path / "a.mp4", 16) as writer:
+        with pytest.raises(RequestError, match=r"frames: .*accepted: sides of 1 to 16384"):
+            writer.write(np.zeros((2, 16386, 3), np.uint8))
+        # a view without memory of its own: refused before a pixel is read
+        huge = np.broadcast_to(np.zeros((1, 1, 3), np.uint8), (16384, 16384, 3))
+        with pytest.raises(RequestError, match=r"frames: are 16384 x 16384, which the encoder .* refuses"):
+            writer.write(huge)
+        assert not list(tmp_path.iterdir())
+        writer.write(clip(1))
+    assert len(read_video(tmp_path / "a.mp4")[0]) == 1
+
+
+def test_what_is_no_path_or_no_array_is_refused(tmp_path: Path) -> None:
+    """Nothing, a number, bytes, a NUL, half a letter, too long a name: the field is named, as for any other mistake."""
+    for wrong in (None, 7, b"a.png", "a\0b", "\ud800", "x" * 5000, tmp_path):
+        with pytest.raises(RequestError, match=r"image: .*accepted: the path of a file"):
+            load_image(wrong)  # type: ignore[arg-type]
+        with pytest.raises(RequestError, match=r"video: .*accepted: the path of a file"):
+            read_video(wrong)  # type: ignore[arg-type]
+    for value in (None, [1], "a.png"):
+        with pytest.raises(RequestError, match=r"image: .*accepted: an array"):
+            shrink(value)  # type: ignore[arg-type]
 
 
 def test_what_is_no_clip_is_refused_with_the_field(tmp_path: Path) -> None:

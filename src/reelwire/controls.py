@@ -311,8 +311,8 @@ class KeyTrace:
         """
         try:
             text = Path(path).read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise RequestError("trace", f"{path} can't be read ({error}); accepted: a UTF-8 text file") from None
+        except (OSError, ValueError, TypeError) as error:  # ValueError: no UTF-8, or a path with a NUL in it
+            raise RequestError("trace", f"{str(path)!r} can't be read ({error}); accepted: a UTF-8 text file") from None
         return cls.parse(text)
 
 

@@ -9,8 +9,9 @@ from __future__ import annotations
 import os
 import secrets
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from fractions import Fraction
+from numbers import Real
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
@@ -34,6 +35,9 @@ IMAGE_PIXELS_MAX = 89_478_485
 CLIP_BYTES_MAX = 4 << 30
 
 _IMAGE_FORMATS = ("AVIF", "BMP", "GIF", "JPEG", "JPEG2000", "PNG", "PPM", "TIFF", "WEBP")
+_FPS_MIN = 0.01
+_CRF_MAX = 51
+_SIDE_MAX = 16384  # of libx264
 _BT709 = 1  # ITU-T H.273: the number of BT.709 as matrix, as primaries and as transfer
 
 
@@ -53,9 +57,7 @@ def load_image(path: PathLike, bytes_max: int = IMAGE_BYTES_MAX) -> Pixels:
     """
     from PIL import Image, ImageOps
 
-    file = Path(path)
-    if not file.is_file():
-        raise RequestError("image", f"{str(path)!r} is not a file")
+    file = _file("image", path)
     Image.init()
     formats = [name for name in _IMAGE_FORMATS if name in Image.OPEN]
     try:
@@ -80,6 +82,8 @@ def shrink(image: Pixels, bytes_max: int = IMAGE_BYTES_MAX) -> Pixels:
     Raises:
         RequestError: of the field ``image``: it isn't uint8 of shape ``[height, width, 3]``.
     """
+    if not isinstance(image, np.ndarray):
+        raise RequestError("image", f"is a {type(image).__name__}; accepted: an array, uint8[height, width, 3]")
     if image.dtype != np.uint8 or image.ndim != 3 or image.shape[2] != 3 or 0 in image.shape:
         raise RequestError("image", f"is {image.dtype}{list(image.shape)}; accepted: uint8[height, width, 3]")
     height, width, _ = image.shape
@@ -104,26 +108,26 @@ class VideoWriter:
 
     Args:
         path: where the file will be; one that is there already is replaced.
-        fps: frames per second.
-        crf: quality of libx264; 0 is best, 18 looks lossless, 51 is worst.
+        fps: frames per second, from 0.01 to below 1000.
+        crf: quality of libx264, from 0 to 51; 0 is best, 18 looks lossless, 51 is worst.
 
     Attributes:
         path: where the file will be.
         frames: frames written so far.
 
     Raises:
-        RequestError: the folder isn't there, or `fps` is not positive.
+        RequestError: the folder isn't there or the name can't be a file's, or `fps` or `crf` is out of its bounds.
     """
 
     def __init__(self, path: PathLike, fps: float | Fraction, *, crf: int = 18) -> None:
         """Check what can be checked; the encoder starts with the first frame, which says the size."""
-        self.path = Path(path)
+        self.path = _place(path)
         self.frames = 0
-        if self.path.is_dir() or not self.path.parent.is_dir():
-            raise RequestError("path", f"{str(path)!r} is not a file in a folder that exists")
-        if not 0 < fps < 1000:
-            raise RequestError("fps", f"{fps} is not accepted; accepted: above 0 and below 1000")
-        self._fps = Fraction(fps).limit_denominator(1001)
+        if not isinstance(fps, Real) or isinstance(fps, bool) or not _FPS_MIN <= fps < 1000:
+            raise RequestError("fps", f"{fps!r} is not accepted; accepted: a number from {_FPS_MIN} to below 1000")
+        if not isinstance(crf, int) or isinstance(crf, bool) or not 0 <= crf <= _CRF_MAX:
+            raise RequestError("crf", f"{crf!r} is not accepted; accepted: an integer from 0 to {_CRF_MAX}")
+        self._fps = (fps if isinstance(fps, Fraction) else Fraction(float(fps))).limit_denominator(1001)
         self._crf = crf
         self._part = _part_name(self.path)
         self._shape: tuple[int, ...] = ()
@@ -140,11 +144,15 @@ class VideoWriter:
         """
         if self._ended:
             raise UsageError("the video was closed already")
+        if not isinstance(frames, np.ndarray):
+            raise RequestError("frames", f"are a {type(frames).__name__}; accepted: an array, uint8[frames, H, W, 3]")
         clip = frames[None] if frames.ndim == 3 else frames
         if clip.dtype != np.uint8 or clip.ndim != 4 or clip.shape[3] != 3 or 0 in clip.shape[1:]:
             raise RequestError("frames", f"is {frames.dtype}{list(frames.shape)}; accepted: uint8[frames, H, W, 3]")
         if self._shape and clip.shape[1:3] != self._shape:
             raise RequestError("frames", f"are {list(clip.shape[1:3])} in size; accepted: {list(self._shape)}")
+        if max(clip.shape[1:3]) > _SIDE_MAX:
+            raise RequestError("frames", f"are {list(clip.shape[1:3])} in size; accepted: sides of 1 to {_SIDE_MAX}")
         for frame in clip:
             self._encode(frame)
 
@@ -188,8 +196,8 @@ class VideoWriter:
 
         height, width = frame.shape[:2]
         if self._container is None or self._stream is None:
-            self._shape = (height, width)
             self._start(height + height % 2, width + width % 2)
+            self._shape = (height, width)
         assert self._container is not None
         assert self._stream is not None
         if height % 2 or width % 2:
@@ -203,20 +211,29 @@ class VideoWriter:
 
     def _start(self, height: int, width: int) -> None:
         import av
+        from av.error import FFmpegError
 
         codec = "libx264" if "libx264" in av.codecs_available else "mpeg4"
         # "file:" keeps a colon in the name from being read as a protocol
-        self._container = av.open(
+        container = av.open(
             f"file:{self._part}", "w", format="mp4", options={"movflags": "+faststart", "fflags": "+bitexact"}
         )
-        stream = self._container.add_stream(codec, rate=self._fps, options=self._codec_options(codec))
+        stream = container.add_stream(codec, rate=self._fps, options=self._codec_options(codec))
         assert isinstance(stream, av.VideoStream)
         stream.width, stream.height, stream.pix_fmt = width, height, "yuv420p"
         stream.time_base = 1 / self._fps
         context = stream.codec_context
         context.thread_count = 1
         context.colorspace = context.color_primaries = context.color_trc = _BT709
-        self._stream = stream
+        try:
+            context.open()
+        except FFmpegError as error:
+            container.close()
+            self._part.unlink(missing_ok=True)
+            raise RequestError(
+                "frames", f"are {height} x {width}, which the encoder {codec} refuses ({error}); accepted: smaller ones"
+            ) from error
+        self._container, self._stream = container, stream
 
     def _codec_options(self, codec: str) -> dict[str, str]:
         if codec == "libx264":
@@ -234,9 +251,7 @@ def read_video(path: PathLike, bytes_max: int = CLIP_BYTES_MAX) -> tuple[Pixels,
     import av
     from av.error import FFmpegError
 
-    file = Path(path)
-    if not file.is_file():
-        raise RequestError("video", f"{str(path)!r} is not a file")
+    file = _file("video", path)
     clip: Pixels | None = None
     count = 0
     try:
@@ -367,5 +382,32 @@ def _upright(frame: Any, rotation: int) -> Pixels:
     return turned
 
 
+def _file(field: str, path: PathLike) -> Path:
+    try:
+        file = Path(path)
+        found = file.is_file()
+    except (TypeError, ValueError, OSError):  # no path at all, or one that no file can have
+        found = False
+    if not found:
+        raise RequestError(field, f"{str(path)!r} is not a file; accepted: the path of a file")
+    return file
+
+
+def _place(path: PathLike) -> Path:
+    """Where a file may be written."""
+    try:
+        place = Path(path)
+        str(place).encode()  # PyAV takes names as UTF-8
+        found = place.parent.is_dir() and not place.is_dir()
+        with suppress(FileNotFoundError):
+            place.lstat()  # says what a test for existence hides: a NUL, a name that is too long
+    except (TypeError, ValueError, OSError) as error:
+        raise RequestError("path", f"{path!r} can't be a file ({error}); accepted: the path of a file") from None
+    if not found:
+        raise RequestError("path", f"{str(path)!r} is not a file in a folder that exists")
+    return place
+
+
 def _part_name(path: Path) -> Path:
-    return path.parent / f".{path.name[:100]}.{secrets.token_hex(6)}.part"
+    start = os.fsencode(path.name)[:100].decode("utf-8", "ignore")  # file systems count bytes
+    return path.parent / f".{start}.{secrets.token_hex(6)}.part"
