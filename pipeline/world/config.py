@@ -102,7 +102,7 @@ def tiny(chunk_size: int = 3, control: ControlKind = "cam") -> WorldConfig:
         ),
         vae=VaeConfig(dim=8, dim_mult=(1, 2, 2, 2), num_res_blocks=1),
         text=text,
-        weights_seed=1,
+        weights_seed=7,
         chunk_size=chunk_size,
         area=112 * 192,
         area_max=480 * 832,
