@@ -223,6 +223,8 @@ class ClientCore:
                 self._busy_until = now + busy_for_s if busy_for_s > 0 else 0.0
             case m.Goodbye(reason=reason):
                 self._lose(f"the broker left{': ' if reason else ''}{reason}")
+            case m.Rejected(code="unknown_peer"):
+                self._lose("the broker was restarted or has given this client up; its sessions are lost")
             case m.Rejected():
                 self._lose(f"the broker dropped this client ({message.code}): {message.message}")
             case m.Welcome():  # again, over the same attachment: there are other pipelines now

@@ -146,7 +146,7 @@ def test_streaming_32_a_busy_broker_may_be_silent_for_as_long_as_it_said(attache
 @pytest.mark.parametrize(
     ("event", "text"),
     [
-        (e.Received(0.0, 0, m.Rejected("unknown_peer", "say hello")), "unknown_peer"),
+        (e.Received(0.0, 0, m.Rejected("unknown_peer", "say hello")), "was restarted or has given this client up"),
         (e.Received(0.0, 7, m.Rejected("malformed", "what?")), "malformed"),
         (e.Received(0.0, 7, m.Goodbye("shutdown")), "the broker left: shutdown"),
         (e.OutboxFull(0.0), "doesn't read"),
