@@ -10,16 +10,17 @@ from types import TracebackType
 from typing import Any, Literal, Self, cast
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
-from . import __version__, media, wire
+from . import __version__, checks, media, wire
 from . import client_events as e
 from .client_core import ClientCore
 from .client_loop import LINGER_S, Link, check_endpoint
 from .client_session import ANSWER_TIMEOUT_S, Session
 from .client_values import session_length, tensor_refs
+from .client_view import RETRY_AFTER_S
 from .endpoints import DEFAULT_ENDPOINT as DEFAULT_ENDPOINT
-from .errors import BrokerUnreachable, RequestError
+from .errors import BrokerUnreachable, ConfigError, OverloadError, RequestError
 from .messages import ClientHello, OpenSession, Welcome
 from .spec import Plain, StreamSpec, check_parameters, check_tensors
 from .tensors import TensorRef
@@ -65,10 +66,11 @@ class Client:
         """Connect, and wait until the broker has answered."""
         self.endpoint = endpoint or os.environ.get(ENDPOINT_VARIABLE) or DEFAULT_ENDPOINT
         check_endpoint(self.endpoint)
-        if not connect_timeout_s > 0:
-            raise RequestError("connect_timeout_s", f"{connect_timeout_s!r} is not accepted; accepted: above 0")
-        if not isinstance(frame_bytes_max, int) or isinstance(frame_bytes_max, bool) or frame_bytes_max < 1:
-            raise RequestError("frame_bytes_max", f"{frame_bytes_max!r} is not accepted; accepted: 1 or more, in bytes")
+        try:
+            checks.check_seconds("connect_timeout_s", connect_timeout_s)
+            checks.check_count("frame_bytes_max", frame_bytes_max, most=checks.BYTES_MAX)
+        except ConfigError as error:
+            raise RequestError(error.field, error.reason) from None
         try:
             wire.encode(ClientHello(__version__, name), 0)
         except ValueError:
@@ -129,19 +131,21 @@ class Client:
 
         Raises:
             RequestError: a field is refused; `field` names it.
-            OverloadError: there is no room for it now; `retry_after_s` says when to try again.
+            OverloadError: there is no room for it now, or no worker at all; `retry_after_s` says when to try again.
             SessionFailed: its initialization failed.
             BrokerUnreachable: the connection is lost.
             TimeoutError: it wasn't opened in time.
         """
         welcome = self._attached()
-        spec = {spec.name: spec for spec in welcome.specs}.get(pipeline)
-        if spec is None:
-            known = ", ".join(sorted(spec.name for spec in welcome.specs)) or "none"
-            raise RequestError("pipeline", f"{pipeline!r} is unknown; accepted: {known}")
+        spec = _spec(pipeline, welcome)
         length = session_length(spec, chunks, frames, frames_policy)
         complete = check_parameters(spec, _given(spec, prompt, seed, parameters))
-        refs = _tensors(spec, image, tensors or {}, welcome.limits.get("image_bytes_max", media.IMAGE_BYTES_MAX))
+        refs = _tensors(
+            spec,
+            image,
+            {} if tensors is None else tensors,
+            welcome.limits.get("image_bytes_max", media.IMAGE_BYTES_MAX),
+        )
         _check_sizes(refs, welcome)
         key = secrets.token_hex(16)
         _check_encodable(OpenSession(key, pipeline, length, complete, refs), welcome)
@@ -190,6 +194,17 @@ class Client:
         return cast("Welcome", answer)
 
 
+def _spec(pipeline: object, welcome: Welcome) -> StreamSpec:
+    known = {spec.name: spec for spec in welcome.specs}
+    if not isinstance(pipeline, str):
+        raise RequestError("pipeline", f"{pipeline!r} is not a text; accepted: {', '.join(sorted(known)) or 'a name'}")
+    if not known:  # which ones there will be only the workers know, so that the name can't be called wrong
+        raise OverloadError(f"no worker serves {pipeline!r} now: the broker has no worker", RETRY_AFTER_S)
+    if pipeline not in known:
+        raise RequestError("pipeline", f"{pipeline!r} is unknown; accepted: {', '.join(sorted(known))}")
+    return known[pipeline]
+
+
 def _check_sizes(refs: Mapping[str, TensorRef], welcome: Welcome) -> None:
     most = welcome.limits.get("frame_bytes_max", wire.Limits().frame_bytes_max)
     for name, ref in refs.items():
@@ -219,6 +234,8 @@ def _given(spec: StreamSpec, prompt: str | None, seed: int, parameters: Mapping[
 def _tensors(
     spec: StreamSpec, image: Image | None, others: Mapping[str, ArrayLike], image_bytes_max: int
 ) -> dict[str, TensorRef]:
+    if not isinstance(others, Mapping):
+        raise RequestError("tensors", f"are a {type(others).__name__}; accepted: a mapping of names to arrays")
     given = dict(others)
     if image is not None:
         if all(tensor.name != "image" for tensor in spec.tensors):
@@ -226,7 +243,14 @@ def _tensors(
         if isinstance(image, str | os.PathLike):
             given["image"] = media.load_image(image, image_bytes_max)
         else:
-            given["image"] = media.shrink(np.asarray(image), image_bytes_max)
+            given["image"] = media.shrink(_as_array(image), image_bytes_max)
     refs = tensor_refs(given)
     check_tensors(spec.tensors, {name: (ref.dtype, ref.shape) for name, ref in refs.items()})
     return refs
+
+
+def _as_array(image: ArrayLike) -> NDArray[Any]:
+    try:
+        return np.asarray(image)
+    except (TypeError, ValueError) as error:
+        raise RequestError("image", f"is no array ({error}); accepted: a file, or uint8[height, width, 3]") from None

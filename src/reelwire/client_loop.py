@@ -20,6 +20,7 @@ import zmq
 
 from . import client_events as e
 from . import endpoints, messages, wire
+from .checks import shown
 from .client_core import ClientCore
 from .errors import RequestError, UsageError, VersionMismatch, WireError
 from .wake import Wake
@@ -42,6 +43,20 @@ def check_endpoint(endpoint: str) -> None:
         endpoints.parse(endpoint)
     except ValueError as error:
         raise RequestError("endpoint", str(error)) from None
+
+
+def deadline(timeout_s: float | None, field: str = "timeout") -> float:
+    """When a wait that starts now is over, in seconds of the monotonic clock.
+
+    Raises:
+        RequestError: of the field: it is no number of seconds, negative or not a number at all.
+    """
+    if timeout_s is None:
+        return math.inf
+    # A NaN compares false with everything: a wait would never be over.
+    if not isinstance(timeout_s, int | float) or isinstance(timeout_s, bool) or not timeout_s >= 0:
+        raise RequestError(field, f"{shown(timeout_s)} is not accepted; accepted: seconds, 0 or more, or None")
+    return time.monotonic() + min(timeout_s, threading.TIMEOUT_MAX)
 
 
 class Link:
@@ -95,11 +110,12 @@ class Link:
         """Hand a call in and wait for its answer; without one in time it is withdrawn.
 
         Raises:
+            RequestError: the timeout is refused, and nothing was handed in.
             TimeoutError: there was no answer within `timeout_s`.
             ReelwireError: whatever the answer says.
         """
         self._check_process()
-        until = math.inf if timeout_s is None else time.monotonic() + timeout_s
+        until = deadline(timeout_s)
         with self.lock:
             self._next_call += 1
             number = self._next_call

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
@@ -15,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from . import client_events as e
-from .client_loop import Link
+from .client_loop import Link, deadline
 from .client_values import control_artifact, control_of, frames_of, outputs_of
 from .client_view import SessionView
 from .controls import Control, Keys, KeyState
@@ -66,7 +64,8 @@ class Chunk:
 class Session:
     """One stream of chunks; `Client.open_session` makes it.
 
-    Every method may be called from any thread. As a context manager it closes when the block is left: what was accepted
+    Every method may be called from any thread; those that wait take a `timeout` in seconds, 0 or more, and raise
+    RequestError for another. As a context manager it closes when the block is left: what was accepted
     is still made, and can be read afterwards; if the block raised, it is cancelled. A session that is dropped without
     that is cancelled when it is collected.
 
@@ -205,7 +204,7 @@ class Session:
             RequestError: its initialization was refused (only after ``wait_ready=False``).
             TimeoutError: none came in time.
         """
-        until = math.inf if timeout is None else time.monotonic() + timeout
+        until = deadline(timeout)
         link, view = self._link, self._view
         with link.lock:
             while (delivery := link.take(self.id)) is None:

@@ -75,7 +75,7 @@ def test_a_session_is_ordered_and_complete(stack: Any) -> None:
     """Every chunk comes once and in order, with its control, and the session completes."""
     stack.broker()
     client = stack.client()  # before there is a worker
-    with pytest.raises(RequestError, match="'lab' is unknown"):
+    with pytest.raises(OverloadError, match="no worker serves 'lab' now"):
         play(client, seed=3)
     stack.worker("one")
     chunks = play(client, seed=3, chunks=8)
