@@ -17,7 +17,7 @@ from reelwire.spec import Edge, Prefetch, StageSpec, StreamSpec, TensorInput, va
 VERSION = "0.1"
 CLIENT, WORKER = b"client", b"worker"
 STAGES = ("encode", "denoise", "decode")
-FAR_S = 1e9
+FAR_S = 1e6
 
 
 def world(
