@@ -383,14 +383,12 @@ def _upright(frame: Any, rotation: int) -> Pixels:
 
 
 def _file(field: str, path: PathLike) -> Path:
-    try:
+    # TypeError: no path at all; the others: one that no file can have
+    with suppress(TypeError, ValueError, OSError):
         file = Path(path)
-        found = file.is_file()
-    except (TypeError, ValueError, OSError):  # no path at all, or one that no file can have
-        found = False
-    if not found:
-        raise RequestError(field, f"{str(path)!r} is not a file; accepted: the path of a file")
-    return file
+        if file.is_file():
+            return file
+    raise RequestError(field, f"{str(path)!r} is not a file; accepted: the path of a file")
 
 
 def _place(path: PathLike) -> Path:
