@@ -216,8 +216,8 @@ def test_chunks_in_accepts_whole_chunks_or_truncates_to_them(
 @pytest.mark.parametrize(
     ("frames", "sentence"),
     [
-        (10, "frames: 10 is not a count of the form 4k+1"),
-        (0, "frames: 0 is not a count of the form 4k+1"),
+        (10, "frames: 10 is not a count of the form 4k+1; accepted: 9 + 12*n, such as 9 or 21"),
+        (0, "frames: 0 is not a count of the form 4k+1; accepted: 9 + 12*n, such as 9 or 21"),
         (13, "frames: 13 doesn't fill whole chunks; accepted: 9 + 12*n, such as 9 or 21"),
         (5, "frames: 5 doesn't fill whole chunks; accepted: 9 + 12*n, such as 9 or 21"),
     ],

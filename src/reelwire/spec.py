@@ -207,16 +207,16 @@ class StreamSpec:
         """
         stride = self.frame_stride
         if frames < 1 or (frames - 1) % stride:
-            raise RequestError("frames", f"{frames} is not a count of the form {stride}k+1")
+            raise RequestError("frames", f"{frames} is not a count of the form {stride}k+1; {self._counts(frames)}")
         chunks = 0 if frames < self.frames_first else 1 + (frames - self.frames_first) // self.frames_next
         if chunks == 0 or (policy == "strict" and self.frames_in(chunks) != frames):
-            below = self.frames_in(max(chunks, 1))
-            raise RequestError(
-                "frames",
-                f"{frames} doesn't fill whole chunks; accepted: {self.frames_first} + {self.frames_next}*n, "
-                f"such as {below} or {below + self.frames_next}",
-            )
+            raise RequestError("frames", f"{frames} doesn't fill whole chunks; {self._counts(frames)}")
         return chunks
+
+    def _counts(self, frames: int) -> str:
+        """Which counts of frames are accepted, with two that are near."""
+        below = self.frames_first + max(0, (frames - self.frames_first) // self.frames_next) * self.frames_next
+        return f"accepted: {self.frames_first} + {self.frames_next}*n, such as {below} or {below + self.frames_next}"
 
     def canonical_key(self, name: str) -> str:
         """The canonical name of a control key or of one of its aliases.
