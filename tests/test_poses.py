@@ -158,11 +158,31 @@ def test_what_does_not_fit_is_refused_by_name(tmp_path: Path) -> None:
         read_path(tmp_path, WORLD, 1)
     write_path(tmp_path, 9)
     (tmp_path / "intrinsics.npy").write_bytes(b"not numpy")
-    with pytest.raises(RequestError, match="can't be read"):
+    with pytest.raises(RequestError, match=r"can't be read: it holds no array; accepted: a \.npy file"):
         read_path(tmp_path, WORLD, 1)
     np.save(tmp_path / "intrinsics.npy", np.array(["a"]))
     with pytest.raises(RequestError, match="no plain numbers"):
         read_path(tmp_path, WORLD, 1)
+
+
+@pytest.mark.parametrize(
+    ("at", "value", "words"),
+    [
+        ((3, 0), 0.5, "bottom row; accepted: 0, 0, 0, 1"),
+        ((3, 3), 2.0, "bottom row"),
+        ((0, 0), 0.0, "turns by no rotation; accepted: orthonormal"),
+        ((0, 0), 1.1, "turns by no rotation"),
+        ((0, 0), 1e30, "turns by no rotation"),
+        ((0, 0), -1.0, "mirrors; accepted: rotations"),
+        ((0, 3), 1e30, "is too far away; accepted: translations up to 1e\\+09"),
+    ],
+)
+def test_matrices_that_place_no_camera_are_refused(at: tuple[int, int], value: float, words: str) -> None:
+    """The sentence says which one, and what it should be."""
+    path = np.tile(np.eye(4), (9, 1, 1))
+    path[5][at] = value
+    with pytest.raises(RequestError, match=f"^poses: matrix 5 .*{words}"):
+        path_controls(path, WORLD, 1)
 
 
 def read_safetensors(path: Path) -> dict[str, NDArray[np.float32]]:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +22,10 @@ from numpy.typing import NDArray
 from .controls import Control
 from .errors import RequestError
 from .spec import StreamSpec
+
+ROTATION_ERROR_MAX = 0.01
+TRANSLATION_MAX = 1e9
+"""Its square is far from the end of float32."""
 
 FloatArray = NDArray[np.float64]
 
@@ -38,13 +43,16 @@ class RecordedPath:
     controls: tuple[Control, ...]
 
 
-def read_path(folder: str | Path, spec: StreamSpec, chunks: int | None = None) -> RecordedPath:
+def read_path(
+    folder: str | Path, spec: StreamSpec, chunks: int | None = None, policy: Literal["strict", "truncate"] = "truncate"
+) -> RecordedPath:
     """Read a folder and cut it into chunks.
 
     Args:
         folder: holds the files that are named above.
         spec: the stream, whose counts of frames and `frame_stride` say how many latent frames a chunk has.
         chunks: length of the session; None: as many chunks as the path fills.
+        policy: without `chunks`, whether frames that fill no chunk are refused or left out.
 
     Raises:
         RequestError: a file can't be read, has another shape or holds a number that is not finite, or the path is
@@ -60,6 +68,13 @@ def read_path(folder: str | Path, spec: StreamSpec, chunks: int | None = None) -
     fills = 1 + (path.shape[0] - spec.frames_first) // spec.frames_next
     length = min(max(fills, 1), spec.chunks_max) if chunks is None else chunks
     frames = spec.frames_in(length)
+    if chunks is None and policy == "strict" and path.shape[0] > frames:
+        more = "" if length == spec.chunks_max else f" or {frames + spec.frames_next}"
+        raise RequestError(
+            "poses",
+            f"has {path.shape[0]} frames, which don't fill whole chunks; accepted: {spec.frames_first} + "
+            f"{spec.frames_next}*n, such as {frames}{more}, or to cut them with --frames-policy truncate or --chunks",
+        )
     for name, given in (("poses", path), ("action", action)):
         if given is not None and given.shape[0] < frames:
             raise RequestError(
@@ -101,6 +116,29 @@ def path_controls(
     )
 
 
+def check_cameras(poses: FloatArray) -> None:
+    """See that matrices [frames, 4, 4] place cameras: a rotation, a translation, and 0, 0, 0, 1 below.
+
+    Rotations may be off by `ROTATION_ERROR_MAX` in any entry of R^T R, as those of estimated paths are.
+
+    Raises:
+        RequestError: one doesn't; the sentence says which and why.
+    """
+    turns, moves = np.asarray(poses[:, :3, :3], np.float64), np.asarray(poses[:, :3, 3], np.float64)
+    bounded = np.abs(turns).max(axis=(1, 2)) <= 2
+    turns = np.where(bounded[:, None, None], turns, 0.0)  # the square of a huge number isn't finite
+    off = np.abs(turns.transpose(0, 2, 1) @ turns - np.eye(3)).max(axis=(1, 2))
+    rules = (
+        (np.abs(poses[:, 3] - [0, 0, 0, 1]).max(axis=1) <= 1e-6, "has another bottom row", "0, 0, 0, 1"),
+        (bounded & (off <= ROTATION_ERROR_MAX), "turns by no rotation", "orthonormal upper left 3 x 3"),
+        (np.linalg.det(turns) > 0, "mirrors", "rotations, of determinant 1"),
+        (np.abs(moves).max(axis=1) <= TRANSLATION_MAX, "is too far away", f"translations up to {TRANSLATION_MAX:g}"),
+    )
+    for fits, fault, accepted in rules:
+        if not fits.all():
+            raise RequestError("poses", f"matrix {int(np.argmin(fits))} {fault}; accepted: {accepted}")
+
+
 def resampled_poses(poses: FloatArray, count: int) -> FloatArray:
     """`count` poses at evenly spaced positions of a path [frames, 4, 4], its ends included.
 
@@ -132,6 +170,7 @@ def _largest_step(path: FloatArray) -> float:
 def _check_path(path: FloatArray) -> None:
     if path.ndim != 3 or path.shape[1:] != (4, 4) or path.shape[0] < 2:
         raise RequestError("poses", f"have shape {list(path.shape)}; accepted: [frames, 4, 4], two frames or more")
+    check_cameras(path)
 
 
 def _slerp(start: FloatArray, end: FloatArray, part: FloatArray) -> FloatArray:
@@ -205,8 +244,13 @@ def _load(path: Path, name: str, accepted: str) -> FloatArray:
         loaded = np.load(path, allow_pickle=False)
     except FileNotFoundError:
         raise RequestError(name, f"{path} is not there; accepted: a .npy file of numbers, {accepted}") from None
-    except (OSError, ValueError, EOFError) as error:
-        raise RequestError(name, f"{path} can't be read ({error}); accepted: a .npy file of numbers") from None
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise RequestError(name, f"{path} can't be read ({reason}); accepted: a .npy file of numbers") from None
+    except (ValueError, EOFError, SyntaxError, MemoryError):  # numpy's words are about its own arguments
+        raise RequestError(
+            name, f"{path} can't be read: it holds no array; accepted: a .npy file of numbers, {accepted}"
+        ) from None
     if not isinstance(loaded, np.ndarray) or loaded.dtype.kind not in "fiu":
         raise RequestError(name, f"{path} holds no plain numbers; accepted: a .npy file of numbers, {accepted}")
     numbers: FloatArray = loaded.astype(np.float64)

@@ -9,7 +9,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from reelwire.commands.plan import FirstLook, StreamFlags, check_flags, first_look, length_of, recipe_of, typed
+from reelwire.commands.plan import (
+    FirstLook,
+    StreamFlags,
+    check_controls,
+    check_flags,
+    first_look,
+    length_of,
+    recipe_of,
+    typed,
+)
 from reelwire.commands.recipe import Recipe, Record, plain_control
 from reelwire.controls import Control
 from reelwire.errors import ConfigError, RequestError, UsageError
@@ -115,6 +124,29 @@ def test_poses_give_controls_and_the_sessions_intrinsics(tmp_path: Path) -> None
         recipe_of(flags(tmp_path, poses=tmp_path, chunks=4), WORLD)
 
 
+def test_poses_that_fill_no_whole_chunks_are_refused_or_cut(tmp_path: Path) -> None:
+    """As counts of frames are: 30 of them only with the policy that cuts, or with a length."""
+    np.save(tmp_path / "poses.npy", np.tile(np.eye(4), (30, 1, 1)))
+    np.save(tmp_path / "intrinsics.npy", np.array([400.0, 401.0, 416.0, 240.0]))
+    with pytest.raises(RequestError, match=r"^poses: has 30 frames, .*accepted: 9 \+ 12\*n, such as 21 or 33"):
+        recipe_of(flags(tmp_path, poses=tmp_path), WORLD)
+    assert recipe_of(flags(tmp_path, poses=tmp_path, policy="truncate"), WORLD).chunks == 2
+    assert recipe_of(flags(tmp_path, poses=tmp_path, chunks=2), WORLD).chunks == 2
+
+
+def test_controls_that_do_not_fit_are_refused_before_the_stream(tmp_path: Path) -> None:
+    """Flags for a model without them, and a key of a record that the pipeline doesn't have."""
+    np.save(tmp_path / "poses.npy", np.tile(np.eye(4), (9, 1, 1)))
+    np.save(tmp_path / "intrinsics.npy", np.array([400.0, 401.0, 416.0, 240.0]))
+    np.save(tmp_path / "action.npy", np.zeros((9, 4)))
+    with pytest.raises(RequestError, match=r"^action: unknown tensor; accepted: poses, intrinsics"):
+        check_controls(recipe_of(flags(tmp_path, poses=tmp_path), WORLD), WORLD)
+    replayed = Recipe("world", None, 1, {}, (Control(keys=("x",)),))
+    with pytest.raises(RequestError, match=r"^from: controls\[0\]: control: unknown key 'x'; accepted: w, a"):
+        check_controls(replayed, WORLD, "from")
+    check_controls(recipe_of(flags(tmp_path), WORLD), WORLD)
+
+
 def test_other_parameters_are_read_as_the_pipeline_has_them(tmp_path: Path) -> None:
     """Numbers are numbers; a name that isn't known is left to the check of all parameters."""
     assert typed(WORLD, {"shift": "5", "calibration_width": "832", "dtype": "bfloat16", "what": "x"}) == {
@@ -136,6 +168,11 @@ def test_what_cannot_be_right_is_refused_before_anybody_is_asked(tmp_path: Path)
         check_flags(flags(tmp_path, out=tmp_path / "x.gif"))
     with pytest.raises(RequestError, match=r"^prompt: is empty"):
         check_flags(flags(tmp_path, parameters={"prompt": " "}))
+    with pytest.raises(RequestError, match=r"^prompt: is missing; accepted: --prompt"):
+        check_flags(flags(tmp_path, parameters={}))
+    check_flags(flags(tmp_path, parameters={}, texts={"prompt": "x"}))
+    with pytest.raises(RequestError, match=r"^keys: there is no file .*walk\.txt; accepted: "):
+        first_look(flags(tmp_path, keys="walk.txt"))
     with pytest.raises(RequestError, match=r"^image: is missing"):
         check_flags(flags(tmp_path, image=None))
     with pytest.raises(UsageError, match="--chunks and --frames"):
@@ -155,6 +192,7 @@ def test_a_record_is_not_overwritten_by_its_own_replay(tmp_path: Path) -> None:
     """Neither it nor the video beside it, however the path is written; what its frames were is read before."""
     recipe = Recipe("lab", None, 1, {"seed": 1}, (Control(keys=()),))
     record = Record(recipe, "world.mp4", 16.0, "completed", frames_sha256="abc")
+    record.chunks = [{"index": 0}]
     record.applied = [plain_control(Control(keys=()), "held")]
     path = tmp_path / "world.json"
     path.write_text(json.dumps(record.to_json(tmp_path)))

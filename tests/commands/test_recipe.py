@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,6 +21,7 @@ def written(folder: Path, controls: list[Control], image: Path | None) -> Path:
         "world", image, len(controls), {"prompt": "p", "seed": 3}, None, tensors={"intrinsics": [1, 2, 3, 4]}
     )
     record = Record(recipe, "world.mp4", 16.0, "completed", frames_sha256="abc")
+    record.chunks = [{"index": index} for index in range(len(controls))]
     record.applied = [plain_control(control, "held") for control in controls]
     path = folder / "world.json"
     path.write_text(json.dumps(record.to_json(folder), default=plain))
@@ -30,7 +32,8 @@ def test_a_record_gives_its_recipe_back(tmp_path: Path) -> None:
     """Keys, resets and poses come back exactly; so do parameters, tensors and the picture's place."""
     image = tmp_path / "picture.png"
     image.write_bytes(b"pixels")
-    poses = np.random.default_rng(0).standard_normal((3, 4, 4))
+    poses = np.tile(np.eye(4), (3, 1, 1))
+    poses[:, :3, 3] = np.random.default_rng(0).standard_normal((3, 3))
     controls = [Control(keys={"w", "d"}), Control(keys=(), reset_pose=True), Control(poses=poses, translation_norm=0.1)]
     recipe, frames = recipe_from(written(tmp_path, controls, image))
     assert recipe.controls == tuple(controls)
@@ -67,6 +70,41 @@ def test_what_is_no_record_is_refused(tmp_path: Path, text: str) -> None:
     path.write_text(text)
     with pytest.raises(RequestError, match=r"^from: "):
         recipe_from(path)
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({"request": {"chunks": 0}}, r"request\.chunks is 0; accepted: an integer, 1 or more"),
+        ({"request": {"chunks": "x"}}, r"request\.chunks is 'x'; accepted: an integer"),
+        ({"request": {"chunks": 3}}, r"request\.chunks is 3; accepted: 2, as there are chunks"),
+        ({"controls": [{"keys": []}]}, "there are 1 controls for 2 chunks; accepted: one for each"),
+        ({"controls": [{"keys": []}] * 3}, "there are 3 controls for 2 chunks"),
+        ({"controls": [{"keys": []}, {}]}, r"controls\[1\] has no 'keys'; accepted: "),
+        ({"controls": [{"keys": []}, {"keys": 3}]}, r"controls\[1\]: keys: 3 is not a collection"),
+        ({"controls": [{"keys": []}, 3]}, "entries of another kind than a record's"),
+        ({"controls": 3}, "controls is no list"),
+    ],
+)
+def test_a_record_that_was_cut_or_edited_is_refused(tmp_path: Path, changed: dict[str, Any], words: str) -> None:
+    """Its lengths must fit each other; the sentence names the entry, not what Python said about it."""
+    path = written(tmp_path, [Control(keys=()), Control(keys=())], None)
+    held = json.loads(path.read_text())
+    for name, value in changed.items():
+        held[name] = {**held[name], **value} if isinstance(value, dict) else value
+    path.write_text(json.dumps(held))
+    with pytest.raises(RequestError, match=f"^from: .*{words}") as refused:
+        recipe_from(path)
+    assert "Error" not in str(refused.value)
+
+
+def test_a_stopped_record_gives_what_was_made(tmp_path: Path) -> None:
+    """It asked for more chunks than it has, and that is no fault of it."""
+    path = written(tmp_path, [Control(keys=())], None)
+    held = json.loads(path.read_text())
+    held["request"]["chunks"], held["result"]["state"] = 9, "stopped"
+    path.write_text(json.dumps(held))
+    assert recipe_from(path)[0].chunks == 1
 
 
 def test_a_record_without_chunks_makes_nothing(tmp_path: Path) -> None:

@@ -113,7 +113,7 @@ def test_frames_may_be_cut_to_whole_chunks(reelwire: Reelwire, lab: str, tmp_pat
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
-        (["--frames", "12"], ["frames: 12", "4k+1"]),
+        (["--frames", "12"], ["frames: 12", "4k+1", "accepted: 5 + 4*n"]),
         (["--frames", "1"], ["frames: 1", "accepted: 5 + 4*n"]),
         (["--chunks", "5000"], ["chunks: 5000", "at most 4096"]),
         (["--keys", "0 +x"], ["keys: line 1", "unknown key 'x'", "w, s, a, d"]),

@@ -78,6 +78,8 @@ def check_flags(flags: StreamFlags) -> None:
             raise UsageError(f"{given[0]} is given beside --from; accepted with --from: an image, --out and --endpoint")
         return
     prompt = flags.parameters.get("prompt")
+    if prompt is None and "prompt" not in flags.texts and flags.pipeline in (None, PIPELINE_DEFAULT):
+        raise RequestError("prompt", "is missing; accepted: --prompt with any text")
     if isinstance(prompt, str) and not prompt.strip():
         raise RequestError("prompt", "is empty; accepted: any text")
     if flags.chunks is not None and flags.frames is not None:
@@ -138,7 +140,7 @@ def recipe_of(flags: StreamFlags, spec: StreamSpec) -> Recipe:
     if flags.poses is not None:
         from ..poses import read_path
 
-        path = read_path(flags.poses, spec, chunks)
+        path = read_path(flags.poses, spec, chunks, flags.policy)
         tensors = {"intrinsics": path.intrinsics.tolist()}
         return Recipe(spec.name, flags.image, len(path.controls), parameters, path.controls, tensors=tensors)
     trace = read_trace(flags.keys)
@@ -146,6 +148,25 @@ def recipe_of(flags: StreamFlags, spec: StreamSpec) -> Recipe:
     # also with a wall clock, because it refuses unknown keys before anything was started
     controls = tuple(_controls(trace, spec, length))
     return Recipe(spec.name, flags.image, length, parameters, None if flags.wall_clock else controls, trace)
+
+
+def check_controls(recipe: Recipe, spec: StreamSpec, field: str | None = None) -> None:
+    """See that every control fits the pipeline, while nothing has been started.
+
+    Args:
+        recipe: whose controls; one that is played by the wall clock has none yet.
+        spec: of its pipeline.
+        field: what the controls came from, such as ``from``; None: the fault's own field.
+
+    Raises:
+        RequestError: one doesn't fit; of a record, the sentence says which.
+    """
+    for index, control in enumerate(recipe.controls or ()):
+        try:
+            control.for_stream(spec)
+        except RequestError as error:
+            reason = error.reason if field is None else f"controls[{index}]: {error}"
+            raise RequestError(field or error.field, reason) from None
 
 
 def read_trace(keys: str | None) -> KeyTrace:
@@ -159,6 +180,8 @@ def read_trace(keys: str | None) -> KeyTrace:
         is_file = Path(text).is_file()
     except (OSError, ValueError):  # too long for a path, or with a zero byte
         is_file = False
+    if not is_file and not any(mark in text for mark in "; +#\n") and Path(text).suffix[1:].isalpha():
+        raise RequestError("keys", f"there is no file {text}; accepted: a key trace or the path of one")
     try:
         return KeyTrace.load(text) if is_file else KeyTrace.parse(text)
     except RequestError as error:

@@ -19,6 +19,7 @@ from ..errors import RequestError
 from ..spec import Plain
 
 FORMAT = "reelwire-stream-1"
+_ACCEPTED = "accepted: the JSON that stands beside an MP4 of `reelwire stream`"
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,15 +118,11 @@ def recipe_from(path: Path, image: Path | None = None) -> tuple[Recipe, str]:
     Raises:
         RequestError: the file is no record, or the picture isn't the one that it was made from.
     """
-    accepted = "accepted: the JSON that stands beside an MP4 of `reelwire stream`"
+    held = _read(path)
     try:
-        held = json.loads(path.read_text(encoding="utf-8"))
-        if held["format"] != FORMAT:
-            raise RequestError(  # noqa: TRY301  it passes the handler below as it is
-                "from", f"{path} has the format {held['format']!r}; accepted: {FORMAT!r}"
-            )
         request, result = held["request"], held["result"]
-        controls = tuple(control_from(entry) for entry in held["controls"])
+        _check_lengths(path, held)
+        controls = tuple(_control(path, index, entry) for index, entry in enumerate(held["controls"]))
         recipe = Recipe(
             pipeline=str(request["pipeline"]),
             image=_picture(request["image"], path.parent, image),
@@ -134,13 +131,14 @@ def recipe_from(path: Path, image: Path | None = None) -> tuple[Recipe, str]:
             controls=controls,
             tensors=dict(request["tensors"]),
         )
+        digest_then = str(result["frames_sha256"])
     except RequestError:
         raise
-    except (OSError, UnicodeDecodeError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise RequestError("from", f"{path} can't be read ({type(error).__name__}: {error}); {accepted}") from None
-    if not controls:
-        raise RequestError("from", f"{path} has no chunk; {accepted}")
-    return recipe, str(result["frames_sha256"])
+    except KeyError as error:
+        raise RequestError("from", f"{path} has no {error.args[0]!r}; {_ACCEPTED}") from None
+    except (OSError, ValueError, TypeError, AttributeError):
+        raise RequestError("from", f"{path} has entries of another kind than a record's; {_ACCEPTED}") from None
+    return recipe, digest_then
 
 
 def control_from(entry: Mapping[str, Any]) -> Control:
@@ -181,6 +179,47 @@ def percentiles(values: Sequence[float]) -> dict[str, float | int]:
         return {"count": 0}
     ranks = {name: ordered[max(0, -(-len(ordered) * part // 100) - 1)] for name, part in _RANKS.items()}
     return {"count": len(ordered), "mean": sum(ordered) / len(ordered), **ranks, "max": ordered[-1]}
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        held = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise RequestError("from", f"{path} can't be read ({error.strerror or error}); {_ACCEPTED}") from None
+    except (ValueError, RecursionError):  # a decoding error is a ValueError
+        raise RequestError("from", f"{path} holds no JSON; {_ACCEPTED}") from None
+    if not isinstance(held, dict) or "format" not in held:
+        raise RequestError("from", f"{path} is no record; {_ACCEPTED}")
+    if held["format"] != FORMAT:
+        raise RequestError("from", f"{path} has the format {held['format']!r}; accepted: {FORMAT!r}")
+    return held
+
+
+def _check_lengths(path: Path, held: Mapping[str, Any]) -> None:
+    """A record that was cut or edited must not make other frames in silence."""
+    asked, controls, made = held["request"]["chunks"], held["controls"], held["chunks"]
+    if made == []:
+        raise RequestError("from", f"{path} has no chunk; {_ACCEPTED}")
+    if isinstance(asked, bool) or not isinstance(asked, int) or asked < 1:
+        raise RequestError("from", f"{path}: request.chunks is {asked!r}; accepted: an integer, 1 or more")
+    for name, entries in (("controls", controls), ("chunks", made)):
+        if not isinstance(entries, list):
+            raise RequestError("from", f"{path}: {name} is no list; {_ACCEPTED}")
+    if len(controls) != len(made):
+        raise RequestError(
+            "from", f"{path}: there are {len(controls)} controls for {len(made)} chunks; accepted: one for each"
+        )
+    if len(made) > asked or (held["result"]["state"] == "completed" and len(made) != asked):
+        raise RequestError("from", f"{path}: request.chunks is {asked}; accepted: {len(made)}, as there are chunks")
+
+
+def _control(path: Path, index: int, entry: Mapping[str, Any]) -> Control:
+    try:
+        return control_from(entry)
+    except RequestError as error:
+        raise RequestError("from", f"{path}: controls[{index}]: {error}") from None
+    except KeyError as error:
+        raise RequestError("from", f"{path}: controls[{index}] has no {error.args[0]!r}; {_ACCEPTED}") from None
 
 
 _RANKS = {"p50": 50, "p90": 90, "p95": 95, "p99": 99}

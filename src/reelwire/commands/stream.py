@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 def stream(
     image: Annotated[Path | None, typer.Argument(help="The picture that the world starts from.")] = None,
-    prompt: Annotated[str | None, typer.Option(help="What the world looks like.")] = None,
+    prompt: Annotated[str | None, typer.Option(help="What the world looks like; `world` needs it.")] = None,
     keys: Annotated[
         str | None,
         typer.Option(help='Key trace or a file of one: "0.0 +w; 1.5 -w +d; 2.0 tap l". (default: hold w)'),
@@ -91,7 +91,7 @@ def _streamed(flags: StreamFlags, look: FirstLook, endpoint: str | None, config:
     from ..media import load_image
     from ..settings import ClientSettings
     from .local import stopped_by_signals
-    from .plan import recipe_of
+    from .plan import check_controls, recipe_of
     from .progress import stream_bar
     from .recording import record_stream
 
@@ -107,6 +107,7 @@ def _streamed(flags: StreamFlags, look: FirstLook, endpoint: str | None, config:
                 "pipeline", f"{name!r} is unknown; accepted: {', '.join(sorted(pipelines)) or 'none yet'}"
             )
         recipe = look.replayed or recipe_of(flags, pipelines[name])
+        check_controls(recipe, pipelines[name], "from" if look.replayed else None)
         with stream_bar(name, recipe.chunks, quiet=quiet) as on_chunk:
             return record_stream(client, pipelines[name], recipe, picture, flags.out, on_chunk)
 
