@@ -170,7 +170,7 @@ def test_each_worker_of_a_topology_stands_on_the_common_table(tmp_path: Path) ->
 
 def test_a_setting_without_default_is_asked_for(tmp_path: Path) -> None:
     """The sentence names it instead of showing a call that failed."""
-    with pytest.raises(ConfigError, match=r"worker\.name: is required"):
+    with pytest.raises(ConfigError, match=r"worker\.name: is missing; accepted: --name"):
         settings(tmp_path).resolve("worker", Needy)
 
 

@@ -108,13 +108,20 @@ class Settings:
                 raise ConfigError(name, f"is no table in {path}; accepted: {written} with names and values")
         return cls(tables, str(path), environ)
 
-    def resolve(self, section: str, kind: type[T], flags: Mapping[str, Any] | None = None) -> Resolved[T]:
+    def resolve(
+        self,
+        section: str,
+        kind: type[T],
+        flags: Mapping[str, Any] | None = None,
+        assigned: Mapping[str, str] | None = None,
+    ) -> Resolved[T]:
         """Apply all layers to a section.
 
         Args:
             section: its name.
             kind: the dataclass that has the fields and their defaults, and checks the whole when it is made.
             flags: field name to value; None stands for a flag that wasn't given.
+            assigned: what ``--set`` said, field name to text; it is over the flags.
 
         Raises:
             ConfigError: a name is unknown or a value isn't accepted; the sentence says where it came from.
@@ -130,6 +137,9 @@ class Settings:
             if value is not None:
                 _check_known(section, name, known, "the flags")
                 given[name] = value, Origin("flag", flag_name(name))
+        for name, text in (assigned or {}).items():
+            _check_known(section, name, known, "--set")
+            given[name] = text, Origin("flag", "--set")
         return _made(section, kind, known, given)
 
     def workers(self, kind: type[T]) -> list[tuple[int, Resolved[T]]]:
@@ -238,7 +248,9 @@ def _made(
         ]
         if not missing:
             raise
-        raise ConfigError(f"{section}.{missing[0]}", "is required and has no default") from None
+        raise ConfigError(
+            f"{section}.{missing[0]}", f"is missing; accepted: {flag_name(missing[0])}, or a value in the file"
+        ) from None
     return Resolved(made, origins)
 
 

@@ -37,8 +37,8 @@ def broker(
 
         die_with_parent(parent_pid)
     flags: dict[str, object] = {"listen": listen, "insecure": insecure}
-    flags.update(assignments(settings or (), "set"))
-    resolved = load_settings(config).resolve("broker", BrokerConfig, flags)
+    assigned = assignments(settings or (), "set")
+    resolved = load_settings(config).resolve("broker", BrokerConfig, flags, assigned)
 
     def ready(endpoint: str) -> None:
         print_json({"event": "ready", "endpoint": endpoint, "version": __version__})

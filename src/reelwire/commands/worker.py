@@ -50,12 +50,12 @@ def worker(
         "device": device,
         "options": assignments(options, "option") if options else None,
     }
-    flags.update(assignments(settings or (), "set"))
-    resolved = layers.resolve("worker", WorkerConfig, flags)
+    assigned = assignments(settings or (), "set")
+    resolved = layers.resolve("worker", WorkerConfig, flags, assigned)
     if resolved.origins["broker"].layer == "default":
         client = layers.resolve("client", ClientSettings)
         flags["broker"] = client.value.endpoint
-        resolved = layers.resolve("worker", WorkerConfig, flags)
+        resolved = layers.resolve("worker", WorkerConfig, flags, assigned)
 
     def ready(known_as: str) -> None:
         print_json({"event": "ready", "name": known_as, "broker": resolved.value.broker, "version": __version__})
