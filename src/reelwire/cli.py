@@ -7,6 +7,7 @@ on standard error; ``--debug`` or ``REELWIRE_DEBUG`` shows where it was raised.
 from __future__ import annotations
 
 import os
+import re
 import sys
 import traceback
 from typing import Annotated, NoReturn
@@ -23,6 +24,8 @@ from .commands.worker import worker
 from .errors import BrokerUnreachable, ReelwireError, UsageError, VersionMismatch
 
 DONE, FAILED, USAGE, UNREACHABLE = 0, 1, 2, 3
+_INTERRUPTED = 130
+"""What the parser makes of a Ctrl-C that nobody took, such as one that comes while a command imports."""
 
 app = typer.Typer(
     name="reelwire",
@@ -74,13 +77,15 @@ def run(arguments: list[str]) -> int:
     except KeyboardInterrupt:
         return _told("stopped", FAILED)
     except ReelwireError as error:
-        return _told(str(error), exit_code(error))
+        return _told("; ".join([str(error), *getattr(error, "__notes__", ())]), exit_code(error))
     except BrokenPipeError:
         # whoever read our output has enough of it; nothing may be written at the interpreter's end either
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return FAILED
     except Exception as error:  # noqa: BLE001  the last place that can turn it into a sentence
         return _unexpected(error)
+    if code == _INTERRUPTED:
+        return _told("stopped", FAILED)
     return code if isinstance(code, int) else DONE
 
 
@@ -102,8 +107,30 @@ def _unexpected(error: Exception) -> int:
         sys.stderr.write(f"{error.format_message()}\n")  # type: ignore[attr-defined]  # the help
         return USAGE
     if "ClickException" in kinds:
-        return _told(str(error.format_message()), USAGE)  # type: ignore[attr-defined]
+        return _told(_usage(str(error.format_message())), USAGE)  # type: ignore[attr-defined]
     return _told(f"{type(error).__name__}: {error} (a fault of reelwire; --debug shows where)", FAILED)
+
+
+_WORDS = (
+    (r"Value error, '(.*)' is not one of (.*?)\.?$", r"'\1' is not accepted; accepted: \2"),
+    (r"Input should be a valid integer.*", "is no integer; accepted: an integer"),
+    (r"Input should be a valid number.*", "is no number; accepted: a number"),
+    (r"Input should be greater than or equal to (\S+)", r"is too small; accepted: \1 or more"),
+    (r"Input should be less than or equal to (\S+)", r"is too large; accepted: \1 or less"),
+    (
+        r"^No such option: (\S+) \(Possible options?: (.*)\)",
+        r"there is no option \1; accepted: \2, and those of --help",
+    ),
+    (r"^No such option: (\S+?)\.?$", r"there is no option \1; accepted: those of --help"),
+    (r"^Invalid value for '?([^':]+)'?: ", r"\1: "),
+)
+"""What the parser says, in the words of all other sentences."""
+
+
+def _usage(sentence: str) -> str:
+    for pattern, words in _WORDS:
+        sentence = re.sub(pattern, words, sentence)
+    return sentence
 
 
 def _told(sentence: str, code: int) -> int:

@@ -148,6 +148,7 @@ def test_a_stage_error_keeps_what_was_made(reelwire: Reelwire, lab: str, tmp_pat
     ended = lab_stream(reelwire, lab, "--chunks", "5", "--set", "fail_stage=draw", "--set", "fail_index=2")
     assert ended.code == 1
     assert "draw broke at chunk 2" in ended.sentence()
+    assert ended.sentence().endswith("; out.mp4 and its record hold the 9 frames so far")
     assert frames_of(tmp_path / "out.mp4") == FIRST + NEXT
     record = record_of(tmp_path / "out.mp4")
     assert record["result"]["state"] == "failed"

@@ -52,15 +52,15 @@ def test_a_bad_trace_says_its_line(here: Reelwire, picture: Path, tmp_path: Path
     [
         (["--chunks", "2", "--frames", "21"], ["--chunks and --frames", "accepted: one of them"]),
         (["--poses", "p", "--keys", "0 +w"], ["--poses", "--keys"]),
-        (["--chunks", "0"], ["--chunks"]),
-        (["--chunks", "many"], ["--chunks"]),
+        (["--chunks", "0"], ["--chunks: is too small; accepted: 1 or more"]),
+        (["--chunks", "many"], ["--chunks: is no integer; accepted: an integer"]),
         (["--seed", "x"], ["--seed"]),
         (["--out", "world.avi"], ["out: ", "accepted: a path that ends in .mp4"]),
         (["--out", "nowhere/world.mp4"], ["out: ", "nowhere"]),
         (["--set", "shift"], ["set: ", "NAME=VALUE"]),
         (["--from", "x.json"], ["--prompt", "--from"]),
-        (["--colour", "red"], ["--colour"]),
-        (["--frames-policy", "round"], ["--frames-policy", "strict"]),
+        (["--colour", "red"], ["there is no option --colour; accepted: "]),
+        (["--frames-policy", "round"], ["--frames-policy: 'round' is not accepted; accepted: 'strict', 'truncate'"]),
         (["--endpoint", "localhost"], ["endpoint", "accepted: tcp://HOST:PORT"]),
         (["--config", "nowhere.toml"], ["config: ", "nowhere.toml"]),
     ],
@@ -125,7 +125,7 @@ def test_an_ipc_path_in_use_is_named(reelwire: Reelwire, tmp_path: Path) -> None
     ("flags", "words"),
     [
         (["--listen", "localhost:7461"], ["broker.listen", "tcp://HOST:PORT"]),
-        (["--set", "heartbeat_s=often"], ["broker.heartbeat_s", "a number"]),
+        (["--set", "heartbeat_s=often"], ["broker.heartbeat_s", "(--set)", "a number"]),
         (["--set", "heartbeat_s=0"], ["broker.heartbeat_s"]),
         (["--set", "colour=red"], ["colour", "heartbeat_s"]),
     ],
@@ -177,6 +177,17 @@ def test_settings_are_shown_with_where_they_came_from(reelwire: Reelwire, tmp_pa
     assert settings["workers[1]"]["device"]["value"] == "cuda:1"
     assert settings["broker"]["missed"]["layer"] == "default"
     assert "REELWIRE_WORKER_SLOTS" in reelwire("config", "show", env=environ).out
+
+
+def test_ctrl_c_while_a_command_imports_is_told(here: Reelwire, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One word and exit code 1, as later on."""
+
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("reelwire.settings.Settings.load", interrupted)
+    ended = here("up")
+    assert (ended.code, ended.sentence()) == (1, "stopped")
 
 
 def test_the_version_is_printed(reelwire: Reelwire) -> None:

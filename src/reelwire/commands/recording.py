@@ -82,6 +82,8 @@ def record_stream(
         with replacing(mp4.with_suffix(".json")) as part:
             part.write_text(text + "\n", encoding="utf-8")
     if failure is not None:
+        if record.frames:
+            failure.add_note(f"{mp4} and its record hold the {record.frames} frames so far")
         raise failure
     return record
 
