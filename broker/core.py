@@ -25,7 +25,7 @@ from .desk import Desk, TimerKey
 from .events import Event, Malformed, OutboxFull, Received, ShutdownRequested, TurnEnded, Unreachable
 from .fitting import limits_of
 from .peers import Kind, Peer, Peers, Told
-from .placement import AdmitSpec, Placement
+from .placement import NAME_CHARACTERS_MAX, AdmitSpec, Placement
 from .requests import refusal
 from .session import Session
 from .timers import Timers
@@ -179,6 +179,9 @@ class BrokerCore:
             if old is not None and not old.gone:
                 self._drop(old, "said hello again")
         self._settle()
+        if len(name) > NAME_CHARACTERS_MAX:
+            self._reject(route, "limit", f"a name of {len(name)} characters; accepted: {NAME_CHARACTERS_MAX}")
+            return
         if len(self._peers) >= self._config.peers_max:
             self._reject(route, "limit", f"{self._config.peers_max} peers are attached already")
             return

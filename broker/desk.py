@@ -23,6 +23,12 @@ TimerKey = tuple[Timer | Literal["drain", "retry"], str]
 """What is due, and the session that it is due for; the broker's own drain, and a new look for places, have none."""
 
 
+STATS_KEPT_MAX = 256
+"""Pipelines whose numbers are kept; those that were first asked for are forgotten first."""
+TEXT_CHARACTERS_MAX = 500
+"""Most of a text of a peer that a line of the log repeats."""
+
+
 class Desk:
     """Shared by the core and its sessions.
 
@@ -82,6 +88,8 @@ class Desk:
         names = [stage.name for stage in spec.stages]
         stats = self.stats.get(spec.name)
         if stats is None or list(stats.stages) != names:
+            while len(self.stats) >= STATS_KEPT_MAX:
+                del self.stats[next(iter(self.stats))]
             stats = self.stats[spec.name] = StreamStats(names)
         return stats
 
@@ -105,7 +113,8 @@ class Desk:
 
     def log(self, level: Level, event: str, **fields: object) -> None:
         """A structured line that carries the number of the event."""
-        self._actions.append(Log(level, event, {"event_id": self.event_id, **fields}))
+        shortened = {name: _shortened(value) for name, value in fields.items()}
+        self._actions.append(Log(level, event, {"event_id": self.event_id, **shortened}))
 
     def count(self, counter: str, **fields: object) -> None:
         """Count something that was refused or dropped, and say so at the level of details."""
@@ -171,3 +180,9 @@ def described(failure: Failure | None) -> dict[str, object]:
     if failure is None:
         return {}
     return {"failure": failure.kind, "reason": failure.message, "stage": failure.stage, "index": failure.index}
+
+
+def _shortened(value: object) -> object:
+    if isinstance(value, str) and len(value) > TEXT_CHARACTERS_MAX:
+        return f"{value[:TEXT_CHARACTERS_MAX]}... ({len(value)} characters)"
+    return value

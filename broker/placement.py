@@ -10,8 +10,9 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
-from reelwire.messages import WorkerHello
+from reelwire.messages import Welcome, WorkerHello
 from reelwire.spec import SpecError, StreamSpec
+from reelwire.wire import encode
 
 from .actors import Actor
 from .peers import Peer
@@ -19,6 +20,10 @@ from .session import Session
 
 AdmitSpec = Callable[[StreamSpec], None]
 OFFERS_MAX = 256
+PACKAGES_MAX = 64
+NAME_CHARACTERS_MAX = 256
+SPECS_BYTES_MAX = 256 << 10
+"""Of all specs together: each client is told of all in one header."""
 
 
 @dataclass(slots=True)
@@ -86,6 +91,11 @@ class Placement:
         specs = {spec.name: spec for spec in hello.specs}
         if len(specs) != len(hello.specs):
             return "malformed", "a pipeline is announced twice"
+        texts = (hello.name, hello.device, *hello.packages, *hello.packages.values())
+        if len(hello.packages) > PACKAGES_MAX or any(len(text) > NAME_CHARACTERS_MAX for text in texts):
+            return "limit", (
+                f"accepted: names and versions of {NAME_CHARACTERS_MAX} characters, and {PACKAGES_MAX} packages"
+            )
         for spec in hello.specs:
             try:
                 self._admit_spec(spec)
@@ -109,6 +119,12 @@ class Placement:
             seen.add((offer.pipeline, offer.stage))
         if len(seen) > OFFERS_MAX:
             return "limit", f"{len(seen)} stages; accepted: {OFFERS_MAX}"
+        known = {spec.name: spec for spec in self.specs()} | specs
+        if len(encode(Welcome("", "", 1.0, 1, {}, tuple(known.values())), 0)[0]) > SPECS_BYTES_MAX:
+            return (
+                "limit",
+                f"all announced pipelines together take over {SPECS_BYTES_MAX} bytes; a client couldn't be told",
+            )
         return None
 
     def add(self, worker: Peer, hello: WorkerHello) -> None:

@@ -278,10 +278,11 @@ def test_peers_are_bounded(kit: Any) -> None:
     assert third.hello().attachment > 0
 
 
-def hello(rig: Any, spec: Any, *offers: m.StageOffer, name: str = "new") -> Any:
+def hello(rig: Any, spec: Any, *offers: m.StageOffer, name: str = "new", device: str = "cpu", **more: Any) -> Any:
     """A worker's hello as given."""
     peer = rig.stranger(name.encode() or b"nameless")
-    peer.say(m.WorkerHello("0.1.0", name, "cpu", spec if isinstance(spec, tuple) else (spec,), offers), attachment=0)
+    specs = spec if isinstance(spec, tuple) else (spec,)
+    peer.say(m.WorkerHello("0.1.0", name, device, specs, offers, **more), attachment=0)
     return peer
 
 
@@ -348,3 +349,40 @@ def test_every_log_line_carries_the_number_of_its_event(rig: Any) -> None:
     numbers = [log.fields["event_id"] for log in rig.logs]
     assert numbers == sorted(numbers)
     assert len(set(numbers)) > 3
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"name": "n" * 257},
+        {"device": "d" * 257},
+        {"packages": {"p": "1" * 257}},
+        {"packages": dict.fromkeys(map(str, range(65)), "1")},
+    ],
+)
+def test_what_a_worker_calls_itself_is_bounded(rig: Any, kit: Any, more: dict[str, Any]) -> None:
+    """Names and versions that a status would have to repeat are refused when they are long or many."""
+    assert hello(rig, kit.world(), **more).last(m.Rejected).code == "limit"
+    assert rig.core.status()["workers"] == []
+
+
+def test_a_client_has_a_short_name(rig: Any) -> None:
+    """So that a table of clients stays one."""
+    assert rig.client(name="n" * 257).last(m.Rejected).code == "limit"
+
+
+def test_streaming_34_specs_that_a_client_could_not_be_told_are_refused(rig: Any, kit: Any) -> None:
+    """All specs together fit a header, so that no worker keeps clients from attaching."""
+    one, two = (
+        kit.world(name=name, control_aliases={}, control_names=tuple(name + "k" * 600 + str(i) for i in range(250)))
+        for name in "ab"
+    )
+    assert hello(rig, one, name="one").last(m.Welcome)
+    assert hello(rig, two, name="two").last(m.Rejected).code == "limit"
+    assert [spec.name for spec in rig.client().last(m.Welcome).specs] == ["a"]
+
+
+def test_a_log_line_repeats_little_of_what_a_peer_said(rig: Any) -> None:
+    """A stranger can't fill the disk through the log."""
+    rig.stranger(b"loud").hello(version="9" * 100_000)
+    assert max(len(str(value)) for log in rig.logs for value in log.fields.values()) < 600
