@@ -176,6 +176,7 @@ def test_up_tells_what_a_worker_refused_and_leaves_nothing(reelwire: Reelwire, m
     )
     assert ended.code == 2
     assert "worker-1: model: there is no 'huge'; accepted: tiny" in ended.err.splitlines()[-1]
+    assert ended.err.count("there is no 'huge'") == 1
     assert left_running(mark) == []
 
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import sys
 
 import structlog
+
+_SENTENCE = "reelwire: "
 
 
 def log_to_stderr(*, as_json: bool = False, level: int = logging.INFO) -> None:
@@ -32,3 +35,46 @@ def log_to_stderr(*, as_json: bool = False, level: int = logging.INFO) -> None:
         logger_factory=structlog.WriteLoggerFactory(file=sys.stderr),
         cache_logger_on_first_use=True,
     )
+
+
+class ChildLines:
+    """What child processes say on standard error, on ours: under their names, or as JSON that has them.
+
+    A child's last sentence is held back until it is known whether the command repeats it as its own error.
+    """
+
+    def __init__(self, *, as_json: bool = False) -> None:
+        """Nothing was said yet."""
+        self._as_json = as_json
+        self._held: dict[str, str] = {}
+
+    def __call__(self, name: str, kind: str, line: str) -> None:
+        """Take a line of a child, as `Supervisor` hands it on."""
+        if kind != "stderr":
+            return
+        if (before := self._held.pop(name, None)) is not None:
+            self._write(name, before)
+        if line.startswith(_SENTENCE):
+            self._held[name] = line
+        else:
+            self._write(name, line)
+
+    def release(self, *, but: str = "") -> None:
+        """Write what is held back, except for the sentence that the command ends with itself."""
+        held, self._held = self._held, {}
+        for name, line in held.items():
+            if f"{name}: {line.removeprefix(_SENTENCE)}" != but:
+                self._write(name, line)
+
+    def _write(self, name: str, line: str) -> None:
+        sys.stderr.write((self._json(name, line) if self._as_json else f"{name}: {line}") + "\n")
+        sys.stderr.flush()
+
+    @staticmethod
+    def _json(name: str, line: str) -> str:
+        try:
+            said = json.loads(line)
+        except ValueError:
+            said = None
+        entry = said if isinstance(said, dict) else {"event": line}
+        return json.dumps({"process": name, **entry})

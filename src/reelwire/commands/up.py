@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ..errors import ConfigError
+from ..errors import ConfigError, UsageError
 from .local import (
     BROKER,
     READY_BROKER_S,
@@ -48,6 +48,7 @@ def up(
     """
     from ..broker.config import BrokerConfig
     from ..workers.supervisor import Supervisor
+    from .logs import ChildLines
 
     layers = load_settings(config)
     broker = layers.resolve("broker", BrokerConfig, {"listen": listen, "insecure": insecure})
@@ -58,10 +59,11 @@ def up(
         "options": assignments(options, "option") if options else None,
     }
     wanted = planned(layers, workers, flags)
-    in_order = True
+    in_order, refused = True, ""
     endings = Endings()
+    lines = ChildLines(as_json=as_json)
     with stopped_by_signals(endings):
-        supervisor = Supervisor()
+        supervisor = Supervisor(forward=lines)
         try:
             supervisor.start(broker_child(broker))
             said = wait_ready(supervisor, BROKER, READY_BROKER_S)
@@ -79,10 +81,14 @@ def up(
             failure = supervisor.wait()
             if failure is not None:
                 raise told(failure)
+        except UsageError as error:
+            refused = str(error)
+            raise
         except KeyboardInterrupt:
             _tell(as_json, {"event": "draining"}, "draining; Ctrl-C again ends it now")
         finally:
             in_order = endings.stop(supervisor)
+            lines.release(but=refused)
     _tell(as_json, {"event": "stopped", "in_order": in_order}, "stopped" if in_order else "stopped at once")
     if not in_order:
         raise typer.Exit(1)
