@@ -233,4 +233,5 @@ def test_ctrl_c_ends_the_demo_with_everything_it_started(tmp_path: Path, mark: s
     assert process.returncode == 1
     assert "stopped" in err
     assert "Traceback" not in err
+    assert not (tmp_path / "made").exists()
     assert left_running(mark) == []

@@ -55,6 +55,7 @@ def demo(
     The model is the built-in `tiny`: the real architecture with weights drawn from a seed. It has learned nothing, so
     its world is a texture that follows picture, prompt and keys; what is shown is the serving, not the picture.
     """
+    was_there = out.exists()
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -66,6 +67,10 @@ def demo(
             record, changes, memory = _run(out, chunks, seed, endings, quiet=as_json)
     except KeyboardInterrupt:
         raise ReelwireError("stopped; nothing of the demo runs any more") from None
+    finally:
+        if not was_there:
+            with contextlib.suppress(OSError):  # it holds something, which is kept
+                out.rmdir()
     _report(out, record, changes, memory, time.monotonic() - began, as_json)
     if record.state == "stopped":
         tell(f"{record.reason}; nothing of the demo runs any more")
