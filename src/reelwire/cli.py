@@ -122,6 +122,13 @@ _WORDS = (
         r"there is no option \1; accepted: \2, and those of --help",
     ),
     (r"^No such option: (\S+?)\.?$", r"there is no option \1; accepted: those of --help"),
+    (
+        r"^No such command '(.*?)'\. Did you mean (.*)\?$",
+        r"there is no command '\1'; accepted: \2, and those of --help",
+    ),
+    (r"^No such command '(.*?)'\.?$", r"there is no command '\1'; accepted: those of --help"),
+    (r"^Option '(\S+)' requires an argument\.?$", r"\1: is given without a value; accepted: one value"),
+    (r"^Got unexpected extra argument\S* \((.*)\)\.?$", r"\1: too many arguments; accepted: those of --help"),
     (r"^Invalid value for '?([^':]+)'?: ", r"\1: "),
 )
 """What the parser says, in the words of all other sentences."""

@@ -96,9 +96,11 @@ class Settings:
         try:
             tables = tomllib.loads(path.read_text(encoding="utf-8"))
         except OSError as error:
-            raise ConfigError("config", f"{path} can't be read: {error.strerror or error}") from None
+            raise ConfigError(
+                "config", f"{path} can't be read ({error.strerror or error}); accepted: a TOML file"
+            ) from None
         except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-            raise ConfigError("config", f"{path} is no TOML file: {error}") from None
+            raise ConfigError("config", f"{path} is no TOML file ({error}); accepted: a TOML file") from None
         accepted = (*SECTIONS, TOPOLOGY)
         for name, table in tables.items():
             if name not in accepted:

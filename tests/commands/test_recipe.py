@@ -83,6 +83,8 @@ def test_what_is_no_record_is_refused(tmp_path: Path, text: str) -> None:
         ({"controls": [{"keys": []}, {}]}, r"controls\[1\] has no 'keys'; accepted: "),
         ({"controls": [{"keys": []}, {"keys": 3}]}, r"controls\[1\]: keys: 3 is not a collection"),
         ({"controls": [{"keys": []}, 3]}, "entries of another kind than a record's"),
+        ({"request": {"tensors": {"intrinsics": ["x"]}}}, r"tensors\.intrinsics is no array; accepted: lists of"),
+        ({"request": {"tensors": {"intrinsics": [[1], [1, 2]]}}}, r"tensors\.intrinsics is no array"),
         ({"controls": 3}, "controls is no list"),
     ],
 )

@@ -62,7 +62,9 @@ def test_a_bad_trace_says_its_line(here: Reelwire, picture: Path, tmp_path: Path
         (["--colour", "red"], ["there is no option --colour; accepted: "]),
         (["--frames-policy", "round"], ["--frames-policy: 'round' is not accepted; accepted: 'strict', 'truncate'"]),
         (["--endpoint", "localhost"], ["endpoint", "accepted: tcp://HOST:PORT"]),
-        (["--config", "nowhere.toml"], ["config: ", "nowhere.toml"]),
+        (["--config", "nowhere.toml"], ["config: ", "nowhere.toml", "No such file", "accepted: a TOML file"]),
+        (["--keys"], ["--keys: is given without a value; accepted: one value"]),
+        (["other.jpg", "third.jpg"], ["other.jpg third.jpg: too many arguments; accepted: those of --help"]),
     ],
 )
 def test_flags_of_stream_that_cannot_be_right(
@@ -93,7 +95,7 @@ def test_nobody_listening_is_exit_code_3(reelwire: Reelwire, picture: Path) -> N
 
 def test_unknown_commands_and_none(reelwire: Reelwire) -> None:
     """A typing error is wrong usage; no command shows the help and is wrong usage too."""
-    refused(reelwire("straem"), "straem")
+    refused(reelwire("straem"), "there is no command 'straem'; accepted: 'stream'")
     ended = reelwire()
     assert ended.code == 2
     assert "stream" in ended.out + ended.err

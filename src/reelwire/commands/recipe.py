@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from ..controls import Control, KeyTrace
 from ..errors import RequestError
 from ..spec import Plain
@@ -129,7 +131,7 @@ def recipe_from(path: Path, image: Path | None = None) -> tuple[Recipe, str]:
             chunks=len(controls),
             parameters=dict(request["parameters"]),
             controls=controls,
-            tensors=dict(request["tensors"]),
+            tensors=_tensors(path, request["tensors"]),
         )
         digest_then = str(result["frames_sha256"])
     except RequestError:
@@ -213,6 +215,17 @@ def _check_lengths(path: Path, held: Mapping[str, Any]) -> None:
         raise RequestError("from", f"{path}: request.chunks is {asked}; accepted: {len(made)}, as there are chunks")
 
 
+def _tensors(path: Path, entries: Mapping[str, Any]) -> dict[str, Any]:
+    for name, values in entries.items():
+        try:
+            fits = bool(np.isfinite(np.asarray(values, np.float32)).all())
+        except (ValueError, TypeError, OverflowError):
+            fits = False
+        if not fits:
+            raise RequestError("from", f"{path}: tensors.{name} is no array; accepted: lists of finite numbers")
+    return dict(entries)
+
+
 def _control(path: Path, index: int, entry: Mapping[str, Any]) -> Control:
     try:
         return control_from(entry)
@@ -232,7 +245,7 @@ def _picture(entry: Mapping[str, Any] | None, folder: Path, given: Path | None) 
     if not path.is_file():
         raise RequestError("image", f"{path} is not a file; accepted: the picture that the record was made from")
     if digest(path) != entry["sha256"]:
-        raise RequestError("image", f"{path} is another picture than the one that the record was made from")
+        raise RequestError("image", f"{path} is another picture; accepted: the one that the record was made from")
     return path
 
 
