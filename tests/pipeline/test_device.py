@@ -40,9 +40,11 @@ def stream(monkeypatch: pytest.MonkeyPatch) -> Stream:
 def arithmetic() -> Iterator[None]:
     """The process's choices are as they were."""
     cuda, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
-    before = cuda.allow_tf32, cudnn.allow_tf32, cudnn.benchmark, cudnn.deterministic
+    choices = [(cuda, "allow_tf32"), (cudnn, "allow_tf32"), (cudnn, "benchmark"), (cudnn, "deterministic")]
+    before = [getattr(place, name) for place, name in choices]
     yield
-    cuda.allow_tf32, cudnn.allow_tf32, cudnn.benchmark, cudnn.deterministic = before
+    for (place, name), value in zip(choices, before, strict=True):
+        setattr(place, name, value)
 
 
 def test_what_was_started_is_done_when_the_block_ends(stream: Stream) -> None:
