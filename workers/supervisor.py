@@ -61,7 +61,7 @@ class ChildFailed(ReelwireError):
 
     def __init__(self, name: str, exit_code: int, last_line: str) -> None:
         """Name the child, and repeat what it said last."""
-        super().__init__(f"{name} ended with exit code {exit_code}" + (f": {last_line}" if last_line else ""))
+        super().__init__(f"{name} {_ended(exit_code)}" + (f": {last_line}" if last_line else ""))
         self.name = name
         self.exit_code = exit_code
         self.last_line = last_line
@@ -368,7 +368,7 @@ class Supervisor:
             pause = watched.backoff.after(now - watched.started_at)
             with self._changed:
                 watched.process, watched.ready, watched.restart_at = None, None, now + pause
-            self._forward(watched.child.name, "stderr", f"ended with exit code {code}; starts again in {pause:g} s")
+            self._forward(watched.child.name, "stderr", f"{_ended(code)}; starts again in {pause:g} s")
         if self._ranks and not any(each.process for each in self._ranks[0]):
             self._ranks.popleft()
             self._stop_next_rank()
@@ -413,3 +413,7 @@ def _to_stderr(name: str, kind: str, line: str) -> None:
     if kind == "stderr":
         sys.stderr.write(f"{name}: {line}\n")
         sys.stderr.flush()
+
+
+def _ended(exit_code: int) -> str:
+    return f"was killed by signal {-exit_code}" if exit_code < 0 else f"ended with exit code {exit_code}"

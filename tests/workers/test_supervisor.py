@@ -109,7 +109,7 @@ def test_a_child_that_falls_over_is_started_again(supervisor: Supervisor, lines:
         assert isinstance(pid, int)
         seen.add(pid)
         os.kill(pid, signal.SIGKILL)
-        lines.wait_for("exit code -9", times)
+        lines.wait_for("was killed by signal 9; starts again", times)
     seen.add(supervisor.wait_ready("worker", LIMIT_S)["pid"])
     assert len(seen) == 3
     assert "starts again in 0.01 s" in lines.lines[1][2]
@@ -126,7 +126,7 @@ def test_a_child_may_come_back_as_what_it_said_it_was(supervisor: Supervisor, li
     pid = supervisor.wait_ready("worker", LIMIT_S)["pid"]
     assert isinstance(pid, int)
     os.kill(pid, signal.SIGKILL)
-    lines.wait_for("exit code -9")
+    lines.wait_for("was killed by signal 9; starts again")
     assert supervisor.wait_ready("worker", LIMIT_S) == {"event": "ready", "before": pid}
 
 
@@ -343,7 +343,7 @@ def test_exits_are_seen_without_pidfds(monkeypatch: pytest.MonkeyPatch, lines: L
         pid = supervisor.wait_ready("worker", LIMIT_S)["pid"]
         assert isinstance(pid, int)
         os.kill(pid, signal.SIGKILL)
-        lines.wait_for("exit code -9")
+        lines.wait_for("was killed by signal 9; starts again")
         supervisor.wait_ready("worker", LIMIT_S)
     assert supervisor.pids() == {}
 
