@@ -229,6 +229,15 @@ class Worker(Peer):
         self._next(stage)
         return task
 
+    def make(self, *stages: str) -> None:
+        """Finish the oldest task of each."""
+        for stage in stages:
+            self.finish(stage)
+
+    def released_stages(self) -> list[str]:
+        """Stages that it was told to release, in order."""
+        return [message.stage for message in self.heard(m.ReleaseStage)]
+
     def _next(self, stage: str) -> None:
         if self.jobs[stage]:
             self.started(self.jobs[stage][0])
@@ -272,6 +281,15 @@ class Rig:
         """An attached worker."""
         peer = self.peers[name.encode()] = Worker(self, name.encode(), name)
         return peer.hello(**more)
+
+    def start(self, chunks: int = 4, controls: int = 0, key: str = "k", **worker: Any) -> tuple[Worker, Client, str]:
+        """A worker, a client and a ready session with so many accepted controls."""
+        peer = self.worker(**worker)
+        client = self.client()
+        session = client.open(key, chunks)
+        for index in range(controls):
+            assert isinstance(client.submit(session, index), m.ControlAccepted)
+        return peer, client, session
 
     def stranger(self, route: bytes) -> Client:
         """A connection that said nothing."""

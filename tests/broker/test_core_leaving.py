@@ -10,37 +10,18 @@ from reelwire import messages as m
 from reelwire.broker.events import Unreachable
 
 
-def start(rig: Any, chunks: int = 4, controls: int = 0, key: str = "k", **worker: Any) -> tuple[Any, Any, str]:
-    """A worker, a client and a ready session with so many accepted controls."""
-    peer = rig.worker(**worker)
-    client = rig.client()
-    session = client.open(key, chunks)
-    for index in range(controls):
-        assert isinstance(client.submit(session, index), m.ControlAccepted)
-    return peer, client, session
-
-
-def make(worker: Any, *stages: str) -> None:
-    for stage in stages:
-        worker.finish(stage)
-
-
-def released(worker: Any) -> list[str]:
-    return [message.stage for message in worker.heard(m.ReleaseStage)]
-
-
 def test_streaming_27_a_lost_client_has_a_grace(rig: Any) -> None:
     """The session goes on as far as its output has room, and is cancelled when the grace is over."""
-    worker, client, session = start(rig, controls=2)
+    worker, client, session = rig.start(controls=2)
     rig.handle(Unreachable(rig.now, client.route))
-    make(worker, "encode", "encode", "denoise", "denoise", "decode", "decode")
+    worker.make("encode", "encode", "denoise", "denoise", "decode", "decode")
     assert rig.core.sessions[session].flow.next_commit == 2
     client.attachment = 0
     rig.advance(29.5)
     assert session in rig.core.sessions
     rig.advance(1.0)
     assert not rig.core.sessions
-    assert released(worker) == ["denoise", "decode", "encode"]
+    assert worker.released_stages() == ["denoise", "decode", "encode"]
     assert rig.counter("sessions_cancelled") == 1
 
 
@@ -62,8 +43,8 @@ def test_streaming_27_a_client_that_says_goodbye_leaves_nothing(rig: Any) -> Non
 
 def test_streaming_27_a_lost_client_of_a_session_that_is_done(rig: Any) -> None:
     """Its last chunks wait for the grace."""
-    worker, client, session = start(rig, chunks=1, controls=1)
-    make(worker, "encode", "denoise", "decode")
+    worker, client, session = rig.start(chunks=1, controls=1)
+    worker.make("encode", "denoise", "decode")
     client.attachment = 0
     rig.advance(5.0)
     assert session in rig.core.sessions
@@ -74,12 +55,12 @@ def test_streaming_27_a_lost_client_of_a_session_that_is_done(rig: Any) -> None:
 
 def test_streaming_37_the_first_request_drains(rig: Any) -> None:
     """No new sessions; accepted chunks are delivered; then everybody is told and the broker stops."""
-    worker, client, session = start(rig, controls=1)
+    worker, client, session = rig.start(controls=1)
     waiting_client = rig.client(b"2")
     rig.shut_down()
     assert waiting_client.open("late") == ""
     assert waiting_client.last(m.SessionRefused).failure.kind == "shutdown"
-    make(worker, "encode", "denoise", "decode")
+    worker.make("encode", "denoise", "decode")
     assert not rig.stopped
     client.ack(session, 1)
     ended = client.ended(session)
@@ -108,7 +89,7 @@ def test_streaming_37_sessions_that_wait_end_at_once(rig: Any, state: str) -> No
 
 def test_streaming_37_a_drain_has_its_time(rig: Any) -> None:
     """After `drain_s` the broker stops whatever runs; workers' heartbeats go on all the while."""
-    _, _, session = start(rig, controls=1)
+    _, _, session = rig.start(controls=1)
     rig.shut_down()
     rig.advance(59.0)
     assert not rig.stopped
@@ -119,7 +100,7 @@ def test_streaming_37_a_drain_has_its_time(rig: Any) -> None:
 
 def test_streaming_37_the_second_request_ends_it_now(rig: Any) -> None:
     """Without a look at what runs."""
-    _, client, _ = start(rig, controls=1)
+    _, client, _ = rig.start(controls=1)
     rig.shut_down()
     rig.shut_down()
     assert rig.stopped
