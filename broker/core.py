@@ -161,6 +161,8 @@ class BrokerCore:
             case m.Heartbeat(busy_for_s=busy_for_s):
                 peer.busy_until = self._desk.now + min(max(busy_for_s, 0.0), self._config.busy_for_s_max)
                 self._watch(peer)
+            case m.MemoryProbed():
+                self._desk.count("memory_probed", peer=peer.name)
             case m.Goodbye(reason=reason):
                 self._drop(peer, "left" + (f": {reason}" if reason else ""), left=True)
             case _ if peer.kind == "client" and isinstance(message, m.ClientMessage):

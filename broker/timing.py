@@ -126,5 +126,7 @@ class Timing:
         return None if chunk is None else chunk.passes.get(stage)
 
     def _stage(self, one: _Pass) -> StageTiming:
-        times = (one.ready_at, one.admitted_at, one.started_at, one.completed_at)
-        return StageTiming(*(at - self._ready_at for at in times))
+        since = self._ready_at
+        return StageTiming(
+            one.ready_at - since, one.admitted_at - since, one.started_at - since, one.completed_at - since
+        )

@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from reelwire import messages, parts, wire
+from reelwire import messages, parts, wire, worker_messages
 from reelwire.spec import Plain
-from reelwire.tensors import ITEM_BYTES, Inline, TensorRef
+from reelwire.tensors import ITEM_BYTES, Inline, Shared, TensorRef
 
 KINDS: list[type] = sorted({*typing.get_args(messages.Message)}, key=lambda kind: kind.__name__)
 DIRECTIONS: list[tuple[wire.Direction[Any], object]] = [
@@ -44,9 +44,12 @@ plain = st.recursive(
 
 @st.composite
 def tensor_refs(draw: st.DrawFn) -> TensorRef:
-    """A small tensor of any dtype."""
+    """A small tensor of any dtype, in a frame or in shared memory."""
     dtype = draw(st.sampled_from(sorted(ITEM_BYTES)))
     shape = tuple(draw(st.lists(st.integers(0, 3), max_size=3)))
+    if draw(st.booleans()):
+        name, number = st.from_regex(r"[a-z0-9-]{1,64}", fullmatch=True), st.integers(0, (1 << 63) - 1)
+        return TensorRef(dtype, shape, Shared(draw(name), draw(name), draw(number), draw(number)))
     nbytes = TensorRef(dtype, shape, Inline(b"")).nbytes
     return TensorRef(dtype, shape, Inline(draw(st.binary(min_size=nbytes, max_size=nbytes))))
 
@@ -101,7 +104,7 @@ def test_each_direction_is_a_closed_set() -> None:
     assert all(directions_of(kind) for kind in KINDS)
 
 
-@pytest.mark.parametrize("module", [messages, parts])
+@pytest.mark.parametrize("module", [messages, parts, worker_messages])
 def test_everything_that_travels_is_a_frozen_slotted_value(module: types.ModuleType) -> None:
     """Messages and their parts can't be changed once they are made, and have no attributes beside their fields."""
     found = [kind for _, kind in inspect.getmembers(module, inspect.isclass) if kind.__module__ == module.__name__]
@@ -114,9 +117,14 @@ def test_everything_that_travels_is_a_frozen_slotted_value(module: types.ModuleT
 
 def test_no_class_of_the_module_is_forgotten() -> None:
     """Every class stands in a union, or is a part of one that does."""
-    found = {kind for _, kind in inspect.getmembers(messages, inspect.isclass) if kind.__module__ == messages.__name__}
+    found = {
+        kind
+        for module in (messages, worker_messages)
+        for _, kind in inspect.getmembers(module, inspect.isclass)
+        if kind.__module__ == module.__name__
+    }
     hints = {hint for kind in KINDS for hint in typing.get_type_hints(kind).values()}
-    inner = {arg for hint in hints for arg in typing.get_args(hint)}
+    inner = {arg for hint in hints for arg in (hint, *typing.get_args(hint))}
     assert set(KINDS) <= found
     assert found - set(KINDS) <= inner
 

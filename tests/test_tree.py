@@ -37,6 +37,8 @@ DOWNWARD = (
     "tensors",
     "controls",
     "parts",
+    "binding",
+    "worker_messages",
     "messages",
     "wire",
     "media",

@@ -26,9 +26,13 @@ from reelwire.messages import (
     Goodbye,
     Heartbeat,
     InitializeStage,
+    MemoryProbed,
+    ProbeMemory,
     Rejected,
     ReleaseStage,
+    ReturnSegments,
     RunTask,
+    SetStageKeys,
     StageFailed,
     StageOffer,
     Welcome,
@@ -189,7 +193,9 @@ class WorkerCore:
                 return self._lose(now, reason)
             case InitializeStage() | RunTask() | ReleaseStage():
                 return self._work(message)
-            case Rejected():
+            case ProbeMemory(owner=owner):
+                return [Send(self._attachment, MemoryProbed(owner, b""))]
+            case Rejected() | SetStageKeys() | ReturnSegments():
                 return []
             case _:
                 assert_never(message)

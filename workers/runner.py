@@ -374,7 +374,7 @@ def _torch_tensor(ref: TensorRef) -> torch.Tensor:
 
     tensor = torch.empty(ref.shape, dtype=getattr(torch, ref.dtype))
     flat = tensor.reshape(-1).view(torch.uint8)
-    flat.numpy()[:] = np.frombuffer(ref.place.buffer, dtype=np.uint8)
+    flat.numpy()[:] = np.frombuffer(tensors.inline_buffer(ref), dtype=np.uint8)
     return tensor
 
 

@@ -243,6 +243,8 @@ class ClientCore:
                     self._drop("unknown session")
                 else:
                     self._session_said(now, view, message)
+            case m.ProbeMemory(owner=owner):
+                self._send(now, m.MemoryProbed(owner, b""))
             case _:
                 assert_never(message)
 

@@ -18,23 +18,70 @@ from .controls import KeyState
 from .parts import Applied as Applied
 from .parts import Artifact as Artifact
 from .parts import ChunkTiming as ChunkTiming
+from .parts import ControlBinding as ControlBinding
 from .parts import ControlSource as ControlSource
+from .parts import Credit as Credit
 from .parts import EndMode as EndMode
 from .parts import Failure as Failure
 from .parts import FailureKind as FailureKind
+from .parts import Pace as Pace
 from .parts import Phase as Phase
+from .parts import Reservation as Reservation
+from .parts import SegmentUse as SegmentUse
 from .parts import StageTiming as StageTiming
 from .spec import Plain, StreamSpec
 from .tensors import TensorRef
+from .worker_messages import Draining as Draining
+from .worker_messages import InitializeStage as InitializeStage
+from .worker_messages import MemoryOffer as MemoryOffer
+from .worker_messages import MemoryProbed as MemoryProbed
+from .worker_messages import ProbeMemory as ProbeMemory
+from .worker_messages import ReleaseStage as ReleaseStage
+from .worker_messages import ReturnSegments as ReturnSegments
+from .worker_messages import RunTask as RunTask
+from .worker_messages import SetStageKeys as SetStageKeys
+from .worker_messages import StageFailed as StageFailed
+from .worker_messages import StageInitialized as StageInitialized
+from .worker_messages import StageOffer as StageOffer
+from .worker_messages import StageReady as StageReady
+from .worker_messages import StageReleased as StageReleased
+from .worker_messages import TaskDone as TaskDone
+from .worker_messages import TaskStarted as TaskStarted
+from .worker_messages import WorkerHello as WorkerHello
 
 # --- both ways -------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
+class Ack:
+    """The application has taken all chunks below `chunks`; `credit`: how far the broker may go."""
+
+    session: str
+    chunks: int
+    credit: Credit = field(default_factory=Credit)
+
+
+@dataclass(frozen=True, slots=True)
+class ControlGrant:
+    """Explicit controls below `control_limit` will be accepted."""
+
+    session: str
+    control_limit: int
+
+
+@dataclass(frozen=True, slots=True)
 class Heartbeat:
-    """A sign of life. `busy_for_s`: the sender may be silent for so long (it imports, loads or compiles)."""
+    """A sign of life, which repeats what may be lost without harm.
+
+    Attributes:
+        busy_for_s: the sender may be silent for so long (it imports, loads or compiles).
+        acks: of a client: where each of its sessions stands.
+        grants: to a client: how far the controls of each of its sessions may go.
+    """
 
     busy_for_s: float = 0.0
+    acks: tuple[Ack, ...] = ()
+    grants: tuple[ControlGrant, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +119,9 @@ class OpenSession:
         chunks: length of the session.
         parameters: values that the spec names.
         tensors: tensors that the spec names.
+        control_binding: whether the keys are bound when a chunk begins, or when its control is accepted (rule 15).
+        pace: as fast as it goes, or no further ahead of the media clock than the output credit (rule 20).
+        credit: how much may be sent before the first `Ack`.
     """
 
     key: str
@@ -79,6 +129,9 @@ class OpenSession:
     chunks: int
     parameters: Mapping[str, Plain] = field(default_factory=dict)
     tensors: Mapping[str, TensorRef] = field(default_factory=dict)
+    control_binding: ControlBinding = "late"
+    pace: Pace = "asap"
+    credit: Credit = field(default_factory=Credit)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,14 +149,6 @@ class SubmitControl:
     session: str
     index: int | None
     control: Artifact
-
-
-@dataclass(frozen=True, slots=True)
-class Ack:
-    """The application has taken all chunks below `chunks`."""
-
-    session: str
-    chunks: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,168 +301,7 @@ class Metrics:
     values: Mapping[str, Plain]
 
 
-# --- worker to broker ------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class StageOffer:
-    """One stage actor of a worker.
-
-    Attributes:
-        pipeline: name of the spec.
-        stage: name of the stage.
-        slots: most sessions at once.
-        cache_bytes_max: most bytes of all sessions' caches.
-        mailbox: tasks that may wait behind the running one.
-    """
-
-    pipeline: str
-    stage: str
-    slots: int
-    cache_bytes_max: int
-    mailbox: int = 1
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerHello:
-    """First message of a worker, when its process is up; its weights needn't be loaded yet.
-
-    Attributes:
-        version: of reelwire.
-        name: chosen by whoever started it; a new hello under an old name replaces the old worker.
-        device: such as ``cpu`` or ``cuda:0``.
-        specs: what its stages belong to.
-        stages: its actors.
-        packages: versions of what its results depend on.
-        limits: what it accepts, by name, as in `ClientHello`.
-    """
-
-    version: str
-    name: str
-    device: str
-    specs: tuple[StreamSpec, ...]
-    stages: tuple[StageOffer, ...]
-    packages: Mapping[str, str] = field(default_factory=dict)
-    limits: Mapping[str, int] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
-class Draining:
-    """The worker was asked to stop: it takes no new sessions, and leaves when those it has have ended."""
-
-
-@dataclass(frozen=True, slots=True)
-class StageReady:
-    """An actor has its weights. `session_bytes`: what a session with the default request takes there, in bytes."""
-
-    pipeline: str
-    stage: str
-    session_bytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class StageInitialized:
-    """A session has its caches at a stage."""
-
-    session: str
-    stage: str
-    epoch: int
-    stage_epoch: int
-    handed: Artifact
-    cache_bytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class StageReleased:
-    """A session's caches at a stage are gone."""
-
-    session: str
-    stage: str
-    epoch: int
-    stage_epoch: int
-
-
-@dataclass(frozen=True, slots=True)
-class StageFailed:
-    """A stage raised; `index` is the chunk when `phase` is ``run``."""
-
-    session: str
-    stage: str
-    epoch: int
-    stage_epoch: int
-    phase: Phase
-    index: int | None
-    failure: Failure
-
-
-@dataclass(frozen=True, slots=True)
-class TaskStarted:
-    """The actor began a task: its inputs have left their edges."""
-
-    session: str
-    stage: str
-    epoch: int
-    stage_epoch: int
-    index: int
-
-
-@dataclass(frozen=True, slots=True)
-class TaskDone:
-    """A task's outputs. `run_s`: seconds that the stage computed."""
-
-    session: str
-    stage: str
-    epoch: int
-    stage_epoch: int
-    index: int
-    outputs: Mapping[str, Artifact]
-    facts: Mapping[str, Plain]
-    run_s: float
-
-
-# --- broker to worker ------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class InitializeStage:
-    """Make the caches of a session at a stage."""
-
-    session: str
-    pipeline: str
-    stage: str
-    epoch: int
-    stage_epoch: int
-    chunks: int
-    parameters: Mapping[str, Plain]
-    tensors: Mapping[str, TensorRef]
-    handed: Artifact
-
-
-@dataclass(frozen=True, slots=True)
-class RunTask:
-    """Make the outputs of chunk `index`."""
-
-    session: str
-    pipeline: str
-    stage: str
-    epoch: int
-    stage_epoch: int
-    index: int
-    inputs: Mapping[str, Artifact]
-    is_first: bool
-    is_last: bool
-
-
-@dataclass(frozen=True, slots=True)
-class ReleaseStage:
-    """Drop the caches of a session at a stage, and its tasks that wait there."""
-
-    session: str
-    pipeline: str
-    stage: str
-    epoch: int
-    stage_epoch: int
-
+# --- the directions: of workers see `worker_messages` ---------------------------------------------------------------------
 
 ClientMessage = (
     ClientHello
@@ -430,6 +314,7 @@ ClientMessage = (
     | EndSession
     | AskStatus
     | AskMetrics
+    | MemoryProbed
 )
 WorkerMessage = (
     WorkerHello
@@ -442,6 +327,7 @@ WorkerMessage = (
     | StageFailed
     | TaskStarted
     | TaskDone
+    | MemoryProbed
 )
 ToClient = (
     Welcome
@@ -457,8 +343,20 @@ ToClient = (
     | SessionEnded
     | Status
     | Metrics
+    | ProbeMemory
 )
-ToWorker = Welcome | Rejected | Heartbeat | Goodbye | InitializeStage | RunTask | ReleaseStage
+ToWorker = (
+    Welcome
+    | Rejected
+    | Heartbeat
+    | Goodbye
+    | InitializeStage
+    | RunTask
+    | SetStageKeys
+    | ReleaseStage
+    | ProbeMemory
+    | ReturnSegments
+)
 ToBroker = ClientMessage | WorkerMessage
 FromBroker = ToClient | ToWorker
 Message = ToBroker | FromBroker

@@ -53,12 +53,15 @@ class StageSpec:
         consumes: artifacts of chunk i that the stage needs to make its outputs for chunk i.
         produces: artifacts that it makes for chunk i.
         request_tensors: tensors of the request that its initialization gets (``"image"``).
+        settles: it may say of a result that all later ones are the same, and isn't run again then (rule 8); only for a
+            stage that consumes nothing but what is prefetched.
     """
 
     name: str
     consumes: tuple[str, ...]
     produces: tuple[str, ...]
     request_tensors: tuple[str, ...] = ()
+    settles: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,12 +73,15 @@ class Prefetch:
         depth: how far its cursor may run ahead of the followed one, in chunks.
         follows: the external input that the client supplies.
         refill_after: the stage whose end refills the window.
+        refill: ``after_stage``; or, to measure what that is good for: ``with_control``, when a control is accepted, or
+            ``never``, nothing is issued ahead of its control.
     """
 
     artifact: str
     depth: int
     follows: str
     refill_after: str
+    refill: Literal["after_stage", "with_control", "never"] = "after_stage"
 
 
 @dataclass(frozen=True, slots=True)
@@ -345,6 +351,9 @@ def _check_controls(spec: StreamSpec) -> None:
         if not 1 <= prefetch.depth <= CAPACITY_MAX:
             raise SpecError(f"{spec.name}: prefetch depth {prefetch.depth} is not 1 to {CAPACITY_MAX}")
         issued.add(prefetch.artifact)
+    for stage in spec.stages:
+        if stage.settles and stage.consumes != (spec.prefetch.artifact if spec.prefetch else None,):
+            raise SpecError(f"{spec.name}: stage {stage.name!r} can't settle: it consumes more than what is prefetched")
     for artifact in inputs:
         if artifact not in issued:
             raise SpecError(f"{spec.name}: nobody supplies the external input {artifact!r}")

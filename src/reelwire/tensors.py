@@ -6,6 +6,7 @@ The bytes are little-endian and C-contiguous. The broker never looks at them.
 from __future__ import annotations
 
 import math
+import re
 import sys
 from dataclasses import dataclass
 from typing import Any
@@ -28,6 +29,7 @@ ITEM_BYTES = {
     "float64": 8,
 }
 DIMENSIONS_MAX = 8
+_NAME = re.compile(r"[a-z0-9-]{1,64}")
 
 assert sys.byteorder == "little", "the wire format is little-endian"
 
@@ -37,6 +39,23 @@ class Inline:
     """The bytes travel as a frame of the message itself."""
 
     buffer: bytes | memoryview
+
+
+@dataclass(frozen=True, slots=True)
+class Shared:
+    """The bytes are in shared memory, which their producer wrote once; see `segments`.
+
+    Attributes:
+        owner: name of the producer's folder.
+        segment: name of the segment in it.
+        generation: which use of the segment.
+        offset: where the bytes begin in it.
+    """
+
+    owner: str
+    segment: str
+    generation: int
+    offset: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +70,7 @@ class TensorRef:
 
     dtype: str
     shape: tuple[int, ...]
-    place: Inline
+    place: Inline | Shared
 
     @property
     def nbytes(self) -> int:
@@ -63,7 +82,7 @@ def check(ref: TensorRef) -> None:
     """Check that dtype, shape and the number of bytes belong together.
 
     Raises:
-        WireError: they don't.
+        WireError: they don't; of shared memory only its reader can tell how much there is.
     """
     if ref.dtype not in ITEM_BYTES:
         raise WireError(f"tensor dtype {ref.dtype[:40]!r} is unknown; accepted: {', '.join(ITEM_BYTES)}")
@@ -71,9 +90,20 @@ def check(ref: TensorRef) -> None:
         raise WireError(f"tensor of {len(ref.shape)} dimensions; accepted: {DIMENSIONS_MAX}")
     if any(size < 0 for size in ref.shape):
         raise WireError(f"tensor shape {list(ref.shape)} has a negative size")
+    if isinstance(ref.place, Shared):
+        _check_shared(ref.place)
+        return
     have = memoryview(ref.place.buffer).nbytes
     if have != ref.nbytes:
         raise WireError(f"tensor {ref.dtype}{list(ref.shape)} needs {ref.nbytes} bytes, the frame has {have}")
+
+
+def _check_shared(place: Shared) -> None:
+    for name in (place.owner, place.segment):
+        if not _NAME.fullmatch(name):
+            raise WireError(f"{name[:40]!r} names no shared memory; accepted: 1 to 64 of a-z, 0-9 and -")
+    if place.generation < 0 or place.offset < 0:
+        raise WireError("shared memory has generations and offsets of 0 and more")
 
 
 def from_array(array: NDArray[Any]) -> TensorRef:
@@ -96,8 +126,15 @@ def to_array(ref: TensorRef) -> NDArray[Any]:
     Raises:
         ValueError: the dtype is bfloat16, which numpy doesn't have.
     """
+    buffer = inline_buffer(ref)
     if ref.dtype == "bfloat16":
         raise ValueError("numpy has no bfloat16; take the tensor with torch")
-    view: NDArray[Any] = np.frombuffer(ref.place.buffer, dtype=np.dtype(ref.dtype)).reshape(ref.shape)
+    view: NDArray[Any] = np.frombuffer(buffer, dtype=np.dtype(ref.dtype)).reshape(ref.shape)
     view.flags.writeable = False
     return view
+
+
+def inline_buffer(ref: TensorRef) -> bytes | memoryview:
+    """The bytes of a tensor that came with its message, or was taken out of shared memory already."""
+    assert isinstance(ref.place, Inline), "the bytes are in shared memory; `segments.Reader` has them"
+    return ref.place.buffer

@@ -6,8 +6,8 @@ A message is one header frame and one frame per inline tensor. The header is msg
 
 `attachment` is the number that the broker issued to this connection in answer to its hello (0 before that); a frame
 that carries another one is not from the peer it claims to be. A message's fields stand in the order of its class; a
-nested message is a list of its fields, a tensor is ``[dtype, shape, number of its frame]``. Frames are numbered in the
-order in which the fields refer to them, and each is referred to exactly once.
+nested message is a list of its fields, a tensor is ``[dtype, shape, number of its frame]``, or for one in shared memory
+``[dtype, shape, [owner, segment, generation, offset]]``. Frames are numbered in the order in which the fields refer to them, and each is referred to exactly once.
 
 Encoders and decoders are compiled once per class from its type hints, so that `messages.py` is the one description of
 the protocol.
@@ -27,7 +27,7 @@ import msgpack
 
 from . import messages, tensors
 from .errors import VersionMismatch, WireError
-from .tensors import Inline, TensorRef
+from .tensors import Inline, Shared, TensorRef
 
 MAGIC = "reelwire"
 PROTOCOL = 1
@@ -339,17 +339,25 @@ def _decode_plain(value: Any, frames: _Frames, path: str, depth: int = 0) -> Any
 
 def _encode_tensor(ref: TensorRef, buffers: list[Buffer]) -> Any:
     tensors.check(ref)
-    buffers.append(ref.place.buffer)
+    place = ref.place
+    if isinstance(place, Shared):
+        return [ref.dtype, list(ref.shape), [place.owner, place.segment, place.generation, place.offset]]
+    buffers.append(place.buffer)
     return [ref.dtype, list(ref.shape), len(buffers) - 1]
 
 
 def _decode_tensor(value: Any, frames: _Frames, path: str) -> TensorRef:
     if not isinstance(value, list) or len(value) != 3:
         raise _wrong(path, "a tensor")
-    dtype, shape, number = value
+    dtype, shape, where = value
     sizes = isinstance(shape, list) and all(type(size) is int for size in shape)
-    if not isinstance(dtype, str) or not sizes or type(number) is not int:
+    if not isinstance(dtype, str) or not sizes:
         raise _wrong(path, "a tensor")
-    ref = TensorRef(dtype, tuple(shape), Inline(frames.take(number, path)))
+    if type(where) is int:
+        ref = TensorRef(dtype, tuple(shape), Inline(frames.take(where, path)))
+    elif isinstance(where, list) and tuple(map(type, where)) == (str, str, int, int):
+        ref = TensorRef(dtype, tuple(shape), Shared(*where))
+    else:
+        raise _wrong(path, "a tensor")
     tensors.check(ref)
     return ref
