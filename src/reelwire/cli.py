@@ -14,6 +14,7 @@ from typing import Annotated, NoReturn
 
 import typer
 
+from .commands.bench import bench
 from .commands.broker import broker
 from .commands.config import show
 from .commands.demo import demo
@@ -38,6 +39,7 @@ app = typer.Typer(
 )
 config = typer.Typer(help="Settings: what holds and where it came from.", no_args_is_help=True, rich_markup_mode=None)
 app.add_typer(config, name="config")
+app.add_typer(bench, name="bench")
 for command in (demo, up, broker, worker, stream, status):
     app.command()(command)
 config.command()(show)
