@@ -12,29 +12,27 @@ from collections import OrderedDict
 from typing import assert_never
 
 from reelwire import messages as m
-from reelwire import versions
 from reelwire.messages import Failure
-from reelwire.spec import Plain, StreamSpec, check_registrable
+from reelwire.spec import Plain, check_registrable
 
 from . import report
 from . import transitions as t
 from .actions import Action, Stop
 from .actors import Actor
+from .attaching import Attaching
 from .config import BrokerConfig
-from .desk import Desk, TimerKey
+from .desk import TimerKey
 from .events import Event, Malformed, OutboxFull, Received, ShutdownRequested, TurnEnded, Unreachable
-from .fitting import limits_of
-from .peers import Kind, Peer, Peers, Told
-from .placement import NAME_CHARACTERS_MAX, AdmitSpec, Placement
+from .peers import Peer
+from .placement import AdmitSpec
 from .requests import refusal
 from .session import Session
-from .timers import Timers
 
 ENDED_KEPT_MAX = 256
 """Ended sessions whose numbers can still be asked for."""
 
 
-class BrokerCore:
+class BrokerCore(Attaching):
     """Everything that a broker knows and decides.
 
     Args:
@@ -48,14 +46,7 @@ class BrokerCore:
 
     def __init__(self, config: BrokerConfig, version: str, admit_spec: AdmitSpec = check_registrable) -> None:
         """Start with nobody attached."""
-        self._config = config
-        self._version = version
-        self._desk = Desk(config)
-        self._peers = Peers()
-        self._told = Told(config.peers_max)
-        self._placement = Placement(admit_spec)
-        self._beats: Timers[int] = Timers()
-        self._silences: Timers[int] = Timers()
+        super().__init__(config, version, admit_spec)
         self._ended: OrderedDict[str, tuple[int, dict[str, Plain]]] = OrderedDict()
         self._opened = 0
         self._draining = False
@@ -106,10 +97,9 @@ class BrokerCore:
         desk = self._desk
         for left in (desk.unsettled, desk.stirred, desk.ended, desk.lost, desk.freed, desk.returned, desk.unfit):
             assert not left, "work was left undone"
-        self._peers.check()
+        self._check_attached()
         self._placement.check()
-        for timers in (desk.timers, self._beats, self._silences):
-            timers.check()
+        desk.timers.check()
         assert len(self.sessions) <= self._config.sessions_max, "too many sessions"
         assert len(self._ended) <= ENDED_KEPT_MAX, "too many ended sessions"
         assert set(desk.touched) <= set(self.sessions), "an ended session is to be looked at"
@@ -137,10 +127,8 @@ class BrokerCore:
         assert set(desk.silences.all()) == {actor for actor in self._actors() if not actor.is_idle}, "hung and unseen"
         for peer in self._peers.by_route.values():
             assert set(peer.sessions) <= set(self.sessions), f"{peer.name} has a session that isn't there"
-        for timed in (self._beats, self._silences):
-            assert set(timed.all()) == set(self._peers.by_attachment), "a peer without a timer, or the other way round"
 
-    # --- attaching -----------------------------------------------------------------------------------------------------
+    # --- what arrives -------------------------------------------------------------------------------------------------
 
     def _received(self, event: Received) -> None:
         message = event.message
@@ -171,106 +159,6 @@ class BrokerCore:
                 self._worker_says(peer, message)
             case _:
                 self._expel(peer, "malformed", f"a {peer.kind} doesn't send {type(message).__name__}")
-
-    def _hello(self, route: bytes, kind: Kind, name: str, hello: m.ClientHello | m.WorkerHello) -> None:
-        desk = self._desk
-        if not versions.fit(hello.version, self._version):
-            self._reject(route, "version", f"the broker has reelwire {self._version}, you have {hello.version}")
-            return
-        for old in (self._peers.by_route.get(route), self._peers.workers.get(name) if kind == "worker" else None):
-            if old is not None and not old.gone:
-                self._drop(old, "said hello again")
-        self._settle()
-        if len(name) > NAME_CHARACTERS_MAX:
-            self._reject(route, "limit", f"a name of {len(name)} characters; accepted: {NAME_CHARACTERS_MAX}")
-            return
-        if len(self._peers) >= self._config.peers_max:
-            self._reject(route, "limit", f"{self._config.peers_max} peers are attached already")
-            return
-        if isinstance(hello, m.WorkerHello):
-            objection = ("malformed", "a worker has a name") if not name else self._placement.objection(hello)
-            if objection is not None:
-                self._reject(route, *objection)
-                return
-        limits = limits_of(hello.limits, self._config)
-        if limits is None:
-            self._reject(route, "malformed", "limits: accepted: numbers of 1 and more")
-            return
-        peer = self._peers.attach(route, kind, name, desk.now)
-        peer.limits = limits
-        self._told.discard(route)
-        self._beats.set(peer.attachment, desk.now + self._config.heartbeat_s)
-        self._watch(peer)
-        self._welcome(peer)
-        desk.log("info", "attached", peer=peer.name, kind=kind, attachment=peer.attachment)
-        if isinstance(hello, m.WorkerHello):
-            peer.device, peer.packages = hello.device, dict(hello.packages)
-            before = self._placement.specs()
-            self._placement.add(peer, hello)
-            self._tell_specs(before)
-
-    def _welcome(self, peer: Peer) -> None:
-        limits, specs = self._config.limits(), self._placement.specs() if peer.kind == "client" else ()
-        beat_s, missed = self._config.heartbeat_s, self._config.missed
-        self._desk.send(peer, m.Welcome(peer.name, self._version, beat_s, missed, limits, specs))
-
-    def _tell_specs(self, before: tuple[StreamSpec, ...]) -> None:
-        """Welcome every client again when other pipelines can be asked for than `before`."""
-        if self._placement.specs() != before:
-            for peer in self._peers.by_route.values():
-                if peer.kind == "client":
-                    self._welcome(peer)
-
-    def _reject(self, route: bytes, code: str, reason: str) -> None:
-        self._desk.counters[f"rejected_{code}"] += 1
-        self._desk.log("warning", "rejected", code=code, reason=reason)
-        self._desk.answer(route, m.Rejected(code, reason))
-
-    def _malformed(self, event: Malformed) -> None:
-        self._desk.count(event.code, reason=event.reason)
-        peer = self._peers.by_route.get(event.route)
-        if peer is not None:
-            self._expel(peer, event.code, event.reason)
-            self._told.add(event.route)
-        elif self._told.add(event.route):
-            self._reject(event.route, event.code, event.reason)
-
-    def _expel(self, peer: Peer, code: str, reason: str) -> None:
-        """Tell a peer that it is dropped, and why; then drop it."""
-        self._desk.counters[f"rejected_{code}"] += 1
-        self._desk.forget(peer.route)
-        self._desk.answer(peer.route, m.Rejected(code, reason))
-        self._drop(peer, reason, forget=False)
-
-    def _unsendable(self, route: bytes, reason: str) -> None:
-        peer = self._peers.by_route.get(route)
-        self._desk.count(reason)
-        if peer is None:
-            self._desk.forget(route)
-        else:
-            self._drop(peer, reason)
-
-    def _drop(self, peer: Peer, reason: str, *, left: bool = False, forget: bool = True) -> None:
-        """Detach a peer. A worker's sessions fail; a client's are cancelled if it left, else they get a grace."""
-        desk = self._desk
-        desk.log("info" if left else "warning", "detached", peer=peer.name, kind=peer.kind, reason=reason)
-        desk.counters[f"{peer.kind}s_{'left' if left else 'lost'}"] += 1
-        if forget:
-            desk.forget(peer.route)
-        self._peers.detach(peer)
-        self._beats.drop(peer.attachment)
-        self._silences.drop(peer.attachment)
-        if peer.kind == "worker":
-            before = self._placement.specs()
-            self._placement.remove(peer)
-            self._tell_specs(before)
-        event = t.WorkerLost(peer, reason) if peer.kind == "worker" else t.ClientLeft() if left else t.ClientLost()
-        for session in list(peer.sessions.values()):
-            session.handle(event)
-
-    def _watch(self, peer: Peer) -> None:
-        silent_at = peer.heard_at + self._config.missed * self._config.heartbeat_s
-        self._silences.set(peer.attachment, max(silent_at, peer.busy_until))
 
     # --- what peers say ------------------------------------------------------------------------------------------------
 
@@ -387,13 +275,9 @@ class BrokerCore:
 
     def _turn_ended(self, *, drained: bool) -> None:
         now = self._desk.now
-        while (attachment := self._beats.pop_due(now)) is not None:
-            peer = self._peers.by_attachment[attachment]
-            if peer.sent_at + self._config.heartbeat_s <= now:
-                self._desk.send(peer, m.Heartbeat())
-            self._beats.set(attachment, peer.sent_at + self._config.heartbeat_s)
+        self._beat()
         if self._has_heard_enough(drained=drained):
-            self._look_at_silence(now)
+            self._look_at_silence()
             while (due := self._desk.timers.pop_due(now)) is not None:
                 self._due(due)
         while self._desk.touched:
@@ -414,19 +298,6 @@ class BrokerCore:
         if self._unread_since is None:
             self._unread_since = self._desk.now
         return self._desk.now >= self._unread_since + self._config.missed * self._config.heartbeat_s
-
-    def _look_at_silence(self, now: float) -> None:
-        while (attachment := self._silences.pop_due(now)) is not None:
-            peer = self._peers.by_attachment[attachment]
-            limit_s = self._config.missed * self._config.heartbeat_s
-            if max(peer.heard_at + limit_s, peer.busy_until) > now:
-                self._watch(peer)
-            else:
-                self._drop(peer, f"not heard for {now - peer.heard_at:.1f} s")
-        while (actor := self._desk.silences.pop_due(now)) is not None:
-            reason = f"stage {actor.offer.stage!r} said nothing for {now - actor.answered_at:.1f} s"
-            self._desk.give_up(actor.worker, reason)
-            self._settle()
 
     def _due(self, due: TimerKey) -> None:
         kind, name = due

@@ -1,0 +1,177 @@
+"""Who is attached to the broker: hellos, refusals, signs of life, and how a peer is dropped.
+
+`core.BrokerCore` adds what peers say once they are attached, and what follows from it.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+from reelwire import messages as m
+from reelwire import versions
+from reelwire.spec import StreamSpec
+
+from . import transitions as t
+from .config import BrokerConfig
+from .desk import Desk
+from .events import Malformed
+from .fitting import limits_of
+from .peers import Kind, Peer, Peers, Told
+from .placement import NAME_CHARACTERS_MAX, AdmitSpec, Placement
+from .timers import Timers
+
+
+class Attaching(ABC):
+    """What `BrokerCore` is made of towards whoever comes and goes.
+
+    Args:
+        config: settings.
+        version: of reelwire; peers must have the same major and minor one.
+        admit_spec: raises SpecError for a dataflow that the broker doesn't serve.
+    """
+
+    def __init__(self, config: BrokerConfig, version: str, admit_spec: AdmitSpec) -> None:
+        """Start with nobody attached."""
+        self._config = config
+        self._version = version
+        self._desk = Desk(config)
+        self._peers = Peers()
+        self._told = Told(config.peers_max)
+        self._placement = Placement(admit_spec)
+        self._beats: Timers[int] = Timers()
+        self._silences: Timers[int] = Timers()
+
+    @abstractmethod
+    def _settle(self) -> None:
+        """Do what follows from what was just done."""
+
+    def _hello(self, route: bytes, kind: Kind, name: str, hello: m.ClientHello | m.WorkerHello) -> None:
+        desk = self._desk
+        if not versions.fit(hello.version, self._version):
+            self._reject(route, "version", f"the broker has reelwire {self._version}, you have {hello.version}")
+            return
+        for old in (self._peers.by_route.get(route), self._peers.workers.get(name) if kind == "worker" else None):
+            if old is not None and not old.gone:
+                self._drop(old, "said hello again")
+        self._settle()
+        if len(name) > NAME_CHARACTERS_MAX:
+            self._reject(route, "limit", f"a name of {len(name)} characters; accepted: {NAME_CHARACTERS_MAX}")
+            return
+        if len(self._peers) >= self._config.peers_max:
+            self._reject(route, "limit", f"{self._config.peers_max} peers are attached already")
+            return
+        if isinstance(hello, m.WorkerHello):
+            objection = ("malformed", "a worker has a name") if not name else self._placement.objection(hello)
+            if objection is not None:
+                self._reject(route, *objection)
+                return
+        limits = limits_of(hello.limits, self._config)
+        if limits is None:
+            self._reject(route, "malformed", "limits: accepted: numbers of 1 and more")
+            return
+        peer = self._peers.attach(route, kind, name, desk.now)
+        peer.limits = limits
+        self._told.discard(route)
+        self._beats.set(peer.attachment, desk.now + self._config.heartbeat_s)
+        self._watch(peer)
+        self._welcome(peer)
+        desk.log("info", "attached", peer=peer.name, kind=kind, attachment=peer.attachment)
+        if isinstance(hello, m.WorkerHello):
+            peer.device, peer.packages = hello.device, dict(hello.packages)
+            before = self._placement.specs()
+            self._placement.add(peer, hello)
+            self._tell_specs(before)
+
+    def _welcome(self, peer: Peer) -> None:
+        limits, specs = self._config.limits(), self._placement.specs() if peer.kind == "client" else ()
+        beat_s, missed = self._config.heartbeat_s, self._config.missed
+        self._desk.send(peer, m.Welcome(peer.name, self._version, beat_s, missed, limits, specs))
+
+    def _tell_specs(self, before: tuple[StreamSpec, ...]) -> None:
+        """Welcome every client again when other pipelines can be asked for than `before`."""
+        if self._placement.specs() != before:
+            for peer in self._peers.by_route.values():
+                if peer.kind == "client":
+                    self._welcome(peer)
+
+    def _reject(self, route: bytes, code: str, reason: str) -> None:
+        self._desk.counters[f"rejected_{code}"] += 1
+        self._desk.log("warning", "rejected", code=code, reason=reason)
+        self._desk.answer(route, m.Rejected(code, reason))
+
+    def _malformed(self, event: Malformed) -> None:
+        self._desk.count(event.code, reason=event.reason)
+        peer = self._peers.by_route.get(event.route)
+        if peer is not None:
+            self._expel(peer, event.code, event.reason)
+            self._told.add(event.route)
+        elif self._told.add(event.route):
+            self._reject(event.route, event.code, event.reason)
+
+    def _expel(self, peer: Peer, code: str, reason: str) -> None:
+        """Tell a peer that it is dropped, and why; then drop it."""
+        self._desk.counters[f"rejected_{code}"] += 1
+        self._desk.forget(peer.route)
+        self._desk.answer(peer.route, m.Rejected(code, reason))
+        self._drop(peer, reason, forget=False)
+
+    def _unsendable(self, route: bytes, reason: str) -> None:
+        peer = self._peers.by_route.get(route)
+        self._desk.count(reason)
+        if peer is None:
+            self._desk.forget(route)
+        else:
+            self._drop(peer, reason)
+
+    def _drop(self, peer: Peer, reason: str, *, left: bool = False, forget: bool = True) -> None:
+        """Detach a peer. A worker's sessions fail; a client's are cancelled if it left, else they get a grace."""
+        desk = self._desk
+        desk.log("info" if left else "warning", "detached", peer=peer.name, kind=peer.kind, reason=reason)
+        desk.counters[f"{peer.kind}s_{'left' if left else 'lost'}"] += 1
+        if forget:
+            desk.forget(peer.route)
+        self._peers.detach(peer)
+        self._beats.drop(peer.attachment)
+        self._silences.drop(peer.attachment)
+        if peer.kind == "worker":
+            before = self._placement.specs()
+            self._placement.remove(peer)
+            self._tell_specs(before)
+        event = t.WorkerLost(peer, reason) if peer.kind == "worker" else t.ClientLeft() if left else t.ClientLost()
+        for session in list(peer.sessions.values()):
+            session.handle(event)
+
+    def _watch(self, peer: Peer) -> None:
+        silent_at = peer.heard_at + self._config.missed * self._config.heartbeat_s
+        self._silences.set(peer.attachment, max(silent_at, peer.busy_until))
+
+    def _beat(self) -> None:
+        """Give a sign of life to everybody who heard nothing for an interval."""
+        now = self._desk.now
+        while (attachment := self._beats.pop_due(now)) is not None:
+            peer = self._peers.by_attachment[attachment]
+            if peer.sent_at + self._config.heartbeat_s <= now:
+                self._desk.send(peer, m.Heartbeat())
+            self._beats.set(attachment, peer.sent_at + self._config.heartbeat_s)
+
+    def _look_at_silence(self) -> None:
+        """Drop who was silent for too long, and who has a stage that was."""
+        now = self._desk.now
+        while (attachment := self._silences.pop_due(now)) is not None:
+            peer = self._peers.by_attachment[attachment]
+            limit_s = self._config.missed * self._config.heartbeat_s
+            if max(peer.heard_at + limit_s, peer.busy_until) > now:
+                self._watch(peer)
+            else:
+                self._drop(peer, f"not heard for {now - peer.heard_at:.1f} s")
+        while (actor := self._desk.silences.pop_due(now)) is not None:
+            reason = f"stage {actor.offer.stage!r} said nothing for {now - actor.answered_at:.1f} s"
+            self._desk.give_up(actor.worker, reason)
+            self._settle()
+
+    def _check_attached(self) -> None:
+        """Assert that every peer has its timers."""
+        self._peers.check()
+        for timers in (self._beats, self._silences):
+            timers.check()
+            assert set(timers.all()) == set(self._peers.by_attachment), "a peer without a timer, or the other way round"
