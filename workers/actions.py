@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from reelwire import wire
-from reelwire.messages import InitializeStage, ReleaseStage, RunTask, WorkerMessage
+from reelwire.messages import Applied, InitializeStage, ReleaseStage, RunTask, WorkerMessage
 
 Level = Literal["debug", "info", "warning", "error"]
 
@@ -30,10 +30,13 @@ class Job:
     Attributes:
         attachment: the attachment to which its outcome is told; 0: nobody is told.
         work: what to do.
+        applied: the control that a reservation was bound to when the stage's thread got the job, which stands among the
+            inputs then.
     """
 
     attachment: int
     work: Work
+    applied: Applied | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,9 @@
 
 Jobs are run one at a time in order of receipt, over all sessions. Every task that is taken gets exactly one answer,
 TaskDone or StageFailed, unless its session is released, replaced by a newer epoch or lost with the attachment first:
-then it is dropped. The states of a session here::
+then it is dropped. A reserved control is bound when its task is handed to the stage's thread, from the newest keys that
+have come for the session in its epoch (rule 15); what comes later is for the chunks after it. The states of a
+session here::
 
     initializing --> live --> releasing --> (gone)
          |            |        ^     |
@@ -13,9 +15,11 @@ then it is dropped. The states of a session here::
 from __future__ import annotations
 
 from collections import Counter, deque
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
+from reelwire.binding import bind
+from reelwire.controls import KeyState, merged
 from reelwire.messages import (
     Failure,
     FailureKind,
@@ -23,6 +27,7 @@ from reelwire.messages import (
     Phase,
     ReleaseStage,
     RunTask,
+    SetStageKeys,
     StageFailed,
     StageOffer,
     StageReady,
@@ -37,16 +42,19 @@ SEEN_MAX = 4096
 """Sessions whose newest epoch an actor remembers."""
 
 Epoch = tuple[int, int]
+Order = InitializeStage | RunTask | SetStageKeys | ReleaseStage
+"""What a broker asks of an actor."""
 
 
 @dataclass(slots=True)
 class Held:
-    """A session at an actor."""
+    """A session at an actor; `keys`: the newest register that came for it in this epoch."""
 
     epoch: Epoch
     state: Literal["initializing", "live", "failed", "releasing", "unreleased"] = "initializing"
     last_index: int = -1
     failure: Failure | None = None
+    keys: KeyState = field(default_factory=KeyState)
 
 
 class Actor:
@@ -88,7 +96,7 @@ class Actor:
         self.waiting.append(Job(0, BuildStage(self.offer.pipeline, self.offer.stage)))
         return self._next()
 
-    def receive(self, message: InitializeStage | RunTask | ReleaseStage, attachment: int) -> list[Action]:
+    def receive(self, message: Order, attachment: int) -> list[Action]:
         """Take, refuse or drop what the broker asks for."""
         epoch = _epoch(message)
         if epoch < self._seen.get(message.session, epoch):
@@ -98,6 +106,8 @@ class Actor:
                 return self._initialize(message, attachment, epoch)
             case RunTask():
                 return self._task(message, attachment, epoch)
+            case SetStageKeys():
+                return self._set_keys(message, epoch)
             case ReleaseStage():
                 return self._release(message, attachment, epoch)
 
@@ -146,6 +156,11 @@ class Actor:
         """Assert what always holds."""
         assert self.running is not None or not self.waiting, "a job waits for an idle thread"
         assert self.running is None or self.session_bytes is not None or isinstance(self.running.work, BuildStage)
+        if self.running is not None and isinstance(self.running.work, RunTask):
+            assert (self.running.applied is None) == (self.running.work.reservation is None), (
+                "begun without its control"
+            )
+        assert all(job.applied is None for job in self.waiting), "a control is bound before its chunk begins"
         assert len(self._seen) <= SEEN_MAX + len(self.held)
         last: dict[str, int] = {}
         tasks = 0
@@ -197,6 +212,13 @@ class Actor:
         self.waiting.append(Job(attachment, message))
         return self._next()
 
+    def _set_keys(self, message: SetStageKeys, epoch: Epoch) -> list[Action]:
+        held = self.held.get(message.session)
+        if held is None or held.epoch != epoch or held.state in ("releasing", "unreleased"):
+            return self._drop("late", message)
+        held.keys = merged(held.keys, message.keys)
+        return []
+
     def _release(self, message: ReleaseStage, attachment: int, epoch: Epoch) -> list[Action]:
         held = self.held.get(message.session)
         self._remember(message.session, epoch)
@@ -242,12 +264,21 @@ class Actor:
     def _next(self) -> list[Action]:
         if self.running is not None or not self.waiting:
             return []
-        self.running = job = self.waiting.popleft()
+        self.running = job = self._bound(self.waiting.popleft())
         work = job.work
         if isinstance(work, RunTask):
-            started = TaskStarted(work.session, work.stage, work.epoch, work.stage_epoch, work.index)
+            started = TaskStarted(work.session, work.stage, work.epoch, work.stage_epoch, work.index, job.applied)
             return [Send(job.attachment, started), Run(self.offer.stage, job)]
         return [Run(self.offer.stage, job)]
+
+    def _bound(self, job: Job) -> Job:
+        """The job with the control that its chunk applies, if it begins now."""
+        work = job.work
+        if not isinstance(work, RunTask) or work.reservation is None:
+            return job
+        applied = bind(work.reservation, self.held[work.session].keys)
+        inputs = {**work.inputs, work.reservation.artifact: applied.control}
+        return replace(job, work=replace(work, inputs=inputs), applied=applied)
 
     def _drop_waiting(self, session: str) -> None:
         """Drop what waits for a session, but not a release that somebody waits for."""
@@ -293,7 +324,7 @@ class Actor:
         reply = StageFailed(message.session, stage, message.epoch, message.stage_epoch, phase, index, failure)
         return [Send(attachment, reply)]
 
-    def _drop(self, reason: str, message: InitializeStage | RunTask | ReleaseStage) -> list[Action]:
+    def _drop(self, reason: str, message: Order) -> list[Action]:
         self.dropped[reason] += 1
         fields = {"reason": reason, "message": type(message).__name__, "session": message.session}
         return [Log("debug", "message_dropped", {**fields, "stage": self.offer.stage})]
@@ -312,7 +343,7 @@ class Actor:
         return self.offer.mailbox + self.offer.slots
 
 
-def _epoch(message: InitializeStage | RunTask | ReleaseStage) -> Epoch:
+def _epoch(message: Order) -> Epoch:
     return message.epoch, message.stage_epoch
 
 

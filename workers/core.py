@@ -41,7 +41,7 @@ from reelwire.messages import (
 from reelwire.spec import StreamSpec
 
 from .actions import Action, BuildStage, Connect, Log, Ready, Send, SetLimits, Stop
-from .actor import Actor
+from .actor import Actor, Order
 from .config import WorkerConfig
 from .events import (
     Event,
@@ -191,11 +191,11 @@ class WorkerCore:
             case Goodbye():
                 reason = f"the broker left: {message.reason}" if message.reason else "the broker left"
                 return self._lose(now, reason)
-            case InitializeStage() | RunTask() | ReleaseStage():
+            case InitializeStage() | RunTask() | SetStageKeys() | ReleaseStage():
                 return self._work(message)
             case ProbeMemory(owner=owner):
                 return [Send(self._attachment, MemoryProbed(owner, b""))]
-            case Rejected() | SetStageKeys() | ReturnSegments():
+            case Rejected() | ReturnSegments():
                 return []
             case _:
                 assert_never(message)
@@ -307,7 +307,7 @@ class WorkerCore:
 
     # --- the stages --------------------------------------------------------------------------------------------------
 
-    def _work(self, message: InitializeStage | RunTask | ReleaseStage) -> list[Action]:
+    def _work(self, message: Order) -> list[Action]:
         actor = self.actors.get(message.stage)
         if actor is None or message.pipeline != actor.offer.pipeline:
             self.counters["unknown_stage"] += 1

@@ -23,6 +23,7 @@ import numpy as np
 from reelwire import tensors, wire
 from reelwire.errors import ConfigError, RequestError, WireError
 from reelwire.messages import (
+    Applied,
     Artifact,
     Failure,
     InitializeStage,
@@ -151,7 +152,7 @@ class StageThread:
     def _do(self, job: Job) -> tuple[Reply, str]:
         try:
             with self._on_device():
-                reply = self._perform(job.work)
+                reply = self._perform(job)
             _check_sendable(reply, self.limits)
         except BaseException as error:  # noqa: BLE001 - whatever a stage raises fails its session, not the worker
             trace = "".join(traceback.format_exception(error))
@@ -165,7 +166,8 @@ class StageThread:
             self._give_memory_back()
         return reply, trace
 
-    def _perform(self, work: BuildStage | InitializeStage | RunTask | ReleaseStage) -> Reply:
+    def _perform(self, job: Job) -> Reply:
+        work = job.work
         if isinstance(work, BuildStage):
             return self._build(work)
         stage = self._stage
@@ -174,7 +176,7 @@ class StageThread:
             case InitializeStage():
                 return self._initialize(stage, work)
             case RunTask():
-                return self._run(stage, work)
+                return self._run(stage, work, job.applied)
             case ReleaseStage():
                 stage.release(work.session)
                 self._held.pop(work.session, None)
@@ -218,7 +220,7 @@ class StageThread:
             reason = f"the session takes {needed} bytes, and {held} of {self._cache_bytes_max} are taken"
             raise _NoRoomError(f"{self._name}: {reason}")
 
-    def _run(self, stage: Stage, work: RunTask) -> TaskDone:
+    def _run(self, stage: Stage, work: RunTask, applied: Applied | None) -> TaskDone:
         inputs = {name: self._values(artifact) for name, artifact in work.inputs.items()}
         began = time.perf_counter()
         result = stage.run(work.session, work.index, inputs, is_first=work.is_first, is_last=work.is_last)
@@ -231,7 +233,8 @@ class StageThread:
             raise ValueError(f"made {made}; the spec says {', '.join(sorted(expected))}")
         outputs = {name: to_artifact(values) for name, values in result.outputs.items()}
         facts = {name: to_plain(value) for name, value in result.facts.items()}
-        return TaskDone(work.session, work.stage, work.epoch, work.stage_epoch, work.index, outputs, facts, run_s)
+        whose = (work.session, work.stage, work.epoch, work.stage_epoch, work.index)
+        return TaskDone(*whose, outputs, facts, run_s, applied)
 
     def _values(self, artifact: Artifact) -> dict[str, Any]:
         return from_artifact(artifact, self._pipeline.array_library)

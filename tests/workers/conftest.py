@@ -7,13 +7,16 @@ from typing import Any
 
 import pytest
 
+from reelwire.controls import KeyState
 from reelwire.messages import (
     Artifact,
     Failure,
     FailureKind,
     InitializeStage,
     ReleaseStage,
+    Reservation,
     RunTask,
+    SetStageKeys,
     StageFailed,
     StageInitialized,
     StageReady,
@@ -118,6 +121,18 @@ def task(index: int, session: str = "s", stage: str = "draw", epoch: int = 1, st
     return RunTask(session, "toy", stage, epoch, stage_epoch, index, {"control": Artifact()}, index == 0, False)
 
 
+def reserve(index: int, session: str = "s", epoch: int = 1, **reservation: Any) -> RunTask:
+    """A task of `draw` whose control is bound when it begins."""
+    given = {"keys": KeyState(), **reservation}
+    return RunTask(
+        session, "toy", "draw", epoch, 1, index, {}, index == 0, False, reservation=Reservation("control", **given)
+    )
+
+
+def set_keys(keys: KeyState, session: str = "s", epoch: int = 1, stage_epoch: int = 1) -> SetStageKeys:
+    return SetStageKeys(session, "toy", "draw", epoch, stage_epoch, keys)
+
+
 def release(session: str = "s", stage: str = "draw", epoch: int = 1, stage_epoch: int = 1) -> ReleaseStage:
     return ReleaseStage(session, "toy", stage, epoch, stage_epoch)
 
@@ -129,7 +144,8 @@ def well_done(job: Job) -> Reply:
         case InitializeStage() as work:
             return StageInitialized(work.session, work.stage, work.epoch, work.stage_epoch, Artifact(), 400)
         case RunTask() as work:
-            return TaskDone(work.session, work.stage, work.epoch, work.stage_epoch, work.index, {}, {}, 0.1)
+            whose = (work.session, work.stage, work.epoch, work.stage_epoch, work.index)
+            return TaskDone(*whose, {}, {}, 0.1, job.applied)
         case ReleaseStage() as work:
             return StageReleased(work.session, work.stage, work.epoch, work.stage_epoch)
 
@@ -154,6 +170,8 @@ class Toy:
     spec = SPEC
     initialize = staticmethod(initialize)
     task = staticmethod(task)
+    reserve = staticmethod(reserve)
+    set_keys = staticmethod(set_keys)
     release = staticmethod(release)
     failed = staticmethod(failed)
 
