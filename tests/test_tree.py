@@ -45,6 +45,9 @@ DOWNWARD = (
 )
 # Beside the first row: what wakes the loops, and only them.
 WAKES = {"loop", "supervisor", "client_loop"}
+# Shared memory, for whoever writes it, reads it, or cleans up; never the broker.
+MEMORY = ("segment_files", "segments")
+MEMORY_FILES = {"workers": {"loop", "runner", "values", "supervisor"}, "client_loop": {"client_loop"}}
 # What stands on the first row: the SDK and the commands. They may import each other, downward.
 FACE = (
     "client_events",
@@ -95,8 +98,10 @@ ZMQ_FILES = {
 CLOCK_FILES = {
     "broker": {"loop", "metrics"},
     "workers": {"loop", "runner", "emulated", "group", "supervisor"},
+    "segments": {"segments"},
 }
 WORKER_TORCH_FILES = {"runner", "group"}
+WORKER_PIPELINE_FILES = {"runner", "group", "emulated"}
 IMPURE = {
     "broker": {"loop", "endpoint"},
     "workers": {"loop", "runner", "emulated", "group", "supervisor", "config"},
@@ -197,18 +202,21 @@ def allowed(name: str) -> set[str]:
     at = place(name)
     file = name.rsplit(".", maxsplit=1)[-1]
     wake = {"wake"} if file in WAKES else set()
+    memory = set(MEMORY) if at == "commands" or file in MEMORY_FILES.get(at, set()) else set()
     if at in DOWNWARD:
         return set(DOWNWARD[: DOWNWARD.index(at)])
     if at == "wake":
         return set()
+    if at in MEMORY:
+        return {"parts", "tensors", *MEMORY[: MEMORY.index(at)]}
     if at in FACE:
-        reach = {*DOWNWARD, *FACE[: FACE.index(at) + 1], "__init__"} | wake
+        reach = {*DOWNWARD, *FACE[: FACE.index(at) + 1], "__init__"} | wake | memory
         return reach | {"broker", "workers"} if at == "commands" else reach
     if at == "broker":
         return {*DOWNWARD, "broker", "__init__"} | wake
     if at == "workers":
-        reach = {*DOWNWARD, "workers", "__init__"} | wake
-        return reach | {"pipeline"} if file in {"runner", "group"} else reach
+        reach = {*DOWNWARD, "workers", "__init__"} | wake | memory
+        return reach | {"pipeline"} if file in WORKER_PIPELINE_FILES else reach
     if at == "pipeline":
         return {"pipeline", "kernels", "spec"}
     assert at == "kernels", f"{name}: enter the file in the table of this test, with what it may import"
