@@ -9,6 +9,7 @@ from typing import Literal, Protocol
 from reelwire.messages import StageOffer
 
 from .peers import Peer
+from .turns import Turns
 
 TaskKey = tuple[str, int, int, int]
 """Session, epoch, stage epoch, index."""
@@ -49,7 +50,7 @@ class Actor:
         answered_at: since when its next word is waited for: its last one, or the first that was sent after a pause.
         refuses: it had no room lately, although it should have had.
         failure: why its weights couldn't be loaded.
-        waiting: sessions whose next task could run, in order of arrival.
+        waiting: sessions whose next task could run, with the media time of its chunk.
     """
 
     worker: Peer
@@ -63,7 +64,7 @@ class Actor:
     answered_at: float = 0.0
     refuses: bool = False
     failure: str = ""
-    waiting: OrderedDict[str, Tenant] = field(default_factory=OrderedDict)
+    waiting: Turns[Tenant] = field(default_factory=Turns)
 
     @property
     def has_room(self) -> bool:
@@ -104,7 +105,7 @@ class Actor:
     def evict(self, session: str) -> None:
         """Give the slot back, with everything that was sent there for the session and isn't over."""
         self.bytes_used -= self.tenants.pop(session)
-        self.waiting.pop(session, None)
+        self.waiting.forget(session)
         for key in [key for key in self.outstanding if key[0] == session]:
             del self.outstanding[key]
 
@@ -138,10 +139,9 @@ class Actor:
         return max(limits, default=None)
 
     def pump(self) -> None:
-        """Send tasks, in order of arrival, as long as there is room."""
+        """Send tasks, by turns, as long as there is room."""
         while self.waiting and self.has_room:
-            _, tenant = self.waiting.popitem(last=False)
-            tenant.run_next(self.offer.stage)
+            self.waiting.take().run_next(self.offer.stage)
 
     def check(self) -> None:
         """Assert the invariants."""
@@ -150,5 +150,5 @@ class Actor:
         assert self.bytes_used == sum(self.tenants.values()), f"{self.offer.stage}: bytes don't add up"
         assert all(count >= 0 for count in self.errands.values()), f"{self.offer.stage}: more answers than errands"
         assert all(key[0] in self.tenants for key in self.outstanding), f"{self.offer.stage}: task of a stranger"
-        assert all(session in self.tenants for session in self.waiting), f"{self.offer.stage}: a stranger waits"
+        self.waiting.check(self.tenants)
         assert not (self.waiting and self.has_room), f"{self.offer.stage}: room, and nobody is sent"

@@ -345,7 +345,7 @@ class Ending(Making):
         if self.seats is not None:
             for name in self.flow.stages:
                 if not self.flow.is_ready(name):
-                    self.seats.actor(name).waiting.pop(self.id, None)
+                    self.seats.actor(name).waiting.discard(self.id)
 
     def _waits_for_client(self) -> bool:
         """Whether nothing that is to be made runs or waits for an actor: then the full output is what holds it up."""

@@ -187,7 +187,7 @@ class Making(ABC):
         for name, stage in self.flow.stages.items():
             actor = self.seats.actor(name)
             if self.flow.is_ready(name) and self.id not in actor.waiting:
-                actor.waiting[self.id] = self
+                actor.waiting.add(self.id, self, self.spec.frames_of(stage.dispatched) / self.spec.fps)
                 self.timing.offered(name, stage.dispatched, self.desk.now)
                 self.desk.stirred[actor] = None
             self.timing.gaps[name].turn(self.idle_cause(name), self.desk.now)

@@ -28,6 +28,7 @@ CLAIMED = {
     10: "occupancy counts queued and reserved; an artifact leaves its edge when its consumer starts",
     11: "credits: two unacknowledged chunks, one running and one waiting task per actor",
     12: "a client that stops reading stops its own session and nothing else; memory is bounded",
+    13: "sessions at one actor take turns by the media time they were given; one that paused starves nobody",
     14: "explicit, then taps, then held state; a snapshot is immutable once its denoise starts",
     15: "held state supplies at most one chunk ahead; taps and explicit controls are never repeated",
     16: "each chunk says which control it applied, and carries the facts of its stages",
