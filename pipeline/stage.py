@@ -37,10 +37,13 @@ class StageResult:
     Attributes:
         outputs: for each artifact that the stage produces, its values.
         facts: small plain values that travel to the client with the chunk (such as the camera pose at its end).
+        constant: the outputs of all later chunks would be the same, bit for bit: the stage isn't run again for this
+            session. Only of a stage whose spec says that it `settles`.
     """
 
     outputs: Mapping[str, Values]
     facts: Mapping[str, Any] = field(default_factory=dict)
+    constant: bool = False
 
 
 class Stage(Protocol):

@@ -67,7 +67,9 @@ def load(reference: str, options: Mapping[str, str], stages: Sequence[str] = ())
     """
     from reelwire.pipeline import registry
 
-    pipeline = registry.load(reference, options)
+    from . import emulated
+
+    pipeline = registry.load(reference, options, {"emulated": lambda given: emulated.pipeline(**given)})
     known = pipeline.spec.initialize_order
     for stage in stages:
         if stage not in known:
@@ -227,14 +229,17 @@ class StageThread:
         if self._stream is not None:
             self._stream.synchronize()
         run_s = time.perf_counter() - began
-        expected = set(self._pipeline.spec.stage(work.stage).produces)
-        if set(result.outputs) != expected:
+        spec = self._pipeline.spec.stage(work.stage)
+        if set(result.outputs) != set(spec.produces):
             made = ", ".join(sorted(result.outputs)) or "nothing"
-            raise ValueError(f"made {made}; the spec says {', '.join(sorted(expected))}")
+            raise ValueError(f"made {made}; the spec says {', '.join(sorted(spec.produces))}")
+        constant = bool(result.constant)
+        if constant and not spec.settles:
+            raise ValueError("says that its outputs are constant from here on; the spec doesn't say that it settles")
         outputs = {name: to_artifact(values) for name, values in result.outputs.items()}
         facts = {name: to_plain(value) for name, value in result.facts.items()}
         whose = (work.session, work.stage, work.epoch, work.stage_epoch, work.index)
-        return TaskDone(*whose, outputs, facts, run_s, applied)
+        return TaskDone(*whose, outputs, facts, run_s, applied, constant)
 
     def _values(self, artifact: Artifact) -> dict[str, Any]:
         return from_artifact(artifact, self._pipeline.array_library)

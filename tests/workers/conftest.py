@@ -1,14 +1,17 @@
-"""A worker core with everything around it played by the test."""
+"""A worker core with everything around it played by the test, and threads of stages whose reports can be waited for."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import queue
+import threading
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
 from reelwire.controls import KeyState
 from reelwire.messages import (
+    Applied,
     Artifact,
     Failure,
     FailureKind,
@@ -25,10 +28,14 @@ from reelwire.messages import (
     Welcome,
 )
 from reelwire.spec import Edge, StageSpec, StreamSpec
-from reelwire.workers.actions import Action, BuildStage, Job, Run, Send, Stop
+from reelwire.workers.actions import Action, BuildStage, Job, Run, Send, Stop, Work
 from reelwire.workers.config import WorkerConfig
 from reelwire.workers.core import WorkerCore
 from reelwire.workers.events import Event, Finished, Received, Reply, Reported, Started, Tick
+from reelwire.workers.runner import StageThread
+
+LIMIT_S = 30.0
+CACHE_BYTES_MAX = 2500
 
 SPEC = StreamSpec(
     name="toy",
@@ -161,6 +168,42 @@ def failed(job: Job, kind: FailureKind = "stage", message: str = "no") -> StageF
             return StageFailed(work.session, work.stage, work.epoch, work.stage_epoch, "run", work.index, failure)
         case ReleaseStage() as work:
             return StageFailed(work.session, work.stage, work.epoch, work.stage_epoch, "release", None, failure)
+
+
+class Threads:
+    """Stage threads of a pipeline whose reports can be waited for."""
+
+    def __init__(self) -> None:
+        self.reports: queue.SimpleQueue[Finished] = queue.SimpleQueue()
+        self.threads: dict[str, StageThread] = {}
+
+    def start(self, pipeline: Any, stage: str = "draw", device: str = "cpu") -> Finished:
+        """Start the thread of a stage and have it build."""
+        self.threads[stage] = StageThread(pipeline, stage, device, 1, self.reports.put, CACHE_BYTES_MAX)
+        return self.do(BuildStage(pipeline.spec.name, stage), stage)
+
+    def do(self, work: Work, stage: str = "draw", applied: Applied | None = None) -> Finished:
+        """One job, until it is reported."""
+        self.threads[stage].submit(Job(1, work, applied))
+        report = self.reports.get(timeout=LIMIT_S)
+        assert report.job.work is work
+        return report
+
+    def close(self) -> None:
+        """End all threads."""
+        for thread in self.threads.values():
+            thread.stop()
+        for name, thread in self.threads.items():
+            assert thread.join(LIMIT_S), f"{name} hangs"
+
+
+@pytest.fixture
+def threads() -> Iterator[Threads]:
+    """Threads that have all ended when the test has."""
+    started = Threads()
+    yield started
+    started.close()
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("stage-")]
 
 
 class Toy:

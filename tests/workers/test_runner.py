@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import queue
+import dataclasses
 import subprocess
 import sys
 import threading
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ import pytest
 from reelwire import tensors, wire
 from reelwire.errors import ConfigError, RequestError
 from reelwire.messages import (
+    Applied,
     Artifact,
     InitializeStage,
     ReleaseStage,
@@ -30,10 +31,8 @@ from reelwire.messages import (
 from reelwire.pipeline.stage import Initialized, StageResult
 from reelwire.spec import Edge, StageSpec, StreamSpec
 from reelwire.tensors import TensorRef
-from reelwire.workers.actions import BuildStage, Job, Work
-from reelwire.workers.events import Finished
+from reelwire.workers.actions import BuildStage
 from reelwire.workers.runner import (
-    StageThread,
     load,
     package_versions,
     threads_for,
@@ -43,42 +42,6 @@ LIMIT_S = 30.0
 CACHE_BYTES_MAX = 2500
 PIPELINE = f"{Path(__file__).parent / 'numpy_pipeline.py'}:build"
 NUMPY_DTYPES = [name for name in tensors.ITEM_BYTES if name != "bfloat16"]
-
-
-class Threads:
-    """Stage threads of a pipeline whose reports can be waited for."""
-
-    def __init__(self) -> None:
-        self.reports: queue.SimpleQueue[Finished] = queue.SimpleQueue()
-        self.threads: dict[str, StageThread] = {}
-
-    def start(self, pipeline: Any, stage: str = "draw", device: str = "cpu") -> Finished:
-        """Start the thread of a stage and have it build."""
-        self.threads[stage] = StageThread(pipeline, stage, device, 1, self.reports.put, CACHE_BYTES_MAX)
-        return self.do(BuildStage(pipeline.spec.name, stage), stage)
-
-    def do(self, work: Work, stage: str = "draw") -> Finished:
-        """One job, until it is reported."""
-        self.threads[stage].submit(Job(1, work))
-        report = self.reports.get(timeout=LIMIT_S)
-        assert report.job.work is work
-        return report
-
-    def close(self) -> None:
-        """End all threads."""
-        for thread in self.threads.values():
-            thread.stop()
-        for name, thread in self.threads.items():
-            assert thread.join(LIMIT_S), f"{name} hangs"
-
-
-@pytest.fixture
-def threads() -> Iterator[Threads]:
-    """Threads that have all ended when the test has."""
-    started = Threads()
-    yield started
-    started.close()
-    assert not [thread for thread in threading.enumerate() if thread.name.startswith("stage-")]
 
 
 def initialize(
@@ -102,7 +65,7 @@ def array(ref: TensorRef) -> list[Any]:
     return tensors.to_array(ref).tolist()  # type: ignore[no-any-return]
 
 
-def test_a_session_passes_both_stages(threads: Threads) -> None:
+def test_a_session_passes_both_stages(threads: Any) -> None:
     """Build, initialize, run, release; what one stage hands and makes reaches the other as arrays."""
     pipeline = load(PIPELINE, {})
     assert threads.start(pipeline, "draw").reply == StageReady("toy", "draw", 1000)
@@ -125,7 +88,7 @@ def test_a_session_passes_both_stages(threads: Threads) -> None:
     assert threads.do(release()).reply == StageReleased("s", "draw", 1, 1)
 
 
-def test_each_stage_is_called_on_a_thread_of_its_own(threads: Threads) -> None:
+def test_each_stage_is_called_on_a_thread_of_its_own(threads: Any) -> None:
     """A stage needs no locks."""
     pipeline = load(PIPELINE, {})
     stages: dict[str, Any] = {}
@@ -145,7 +108,7 @@ def test_each_stage_is_called_on_a_thread_of_its_own(threads: Threads) -> None:
     }
 
 
-def test_a_later_run_does_not_change_what_an_earlier_one_gave(threads: Threads) -> None:
+def test_a_later_run_does_not_change_what_an_earlier_one_gave(threads: Any) -> None:
     """The toy stage reuses one buffer; each result keeps its own bytes."""
     threads.start(load(PIPELINE, {}))
     threads.do(initialize(seed=1))
@@ -154,7 +117,7 @@ def test_a_later_run_does_not_change_what_an_earlier_one_gave(threads: Threads) 
     assert pixels == [[1] * 4, [3] * 4, [6] * 4]
 
 
-def test_streaming_23_whatever_a_stage_raises_fails_its_job_only(threads: Threads) -> None:
+def test_streaming_23_whatever_a_stage_raises_fails_its_job_only(threads: Any) -> None:
     """Type and message travel, the traceback stays; the thread goes on with the next session."""
     threads.start(load(PIPELINE, {}))
     threads.do(initialize())
@@ -171,7 +134,7 @@ def test_streaming_23_whatever_a_stage_raises_fails_its_job_only(threads: Thread
 
 
 @pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt(), MemoryError("full"), GeneratorExit()])
-def test_streaming_23_errors_of_every_root_are_caught(threads: Threads, error: BaseException) -> None:
+def test_streaming_23_errors_of_every_root_are_caught(threads: Any, error: BaseException) -> None:
     """A stage that calls sys.exit doesn't end the worker."""
     pipeline = load(PIPELINE, {})
     stage = pipeline.build("draw", "cpu")
@@ -187,7 +150,7 @@ def test_streaming_23_errors_of_every_root_are_caught(threads: Threads, error: B
     assert reply.failure.message.startswith(type(error).__name__)
 
 
-def test_a_refused_request_carries_its_field(threads: Threads) -> None:
+def test_a_refused_request_carries_its_field(threads: Any) -> None:
     """RequestError is the caller's fault, in the message as it was said."""
     threads.start(load(PIPELINE, {}))
     reply = threads.do(initialize(seed=-4)).reply
@@ -196,7 +159,7 @@ def test_a_refused_request_carries_its_field(threads: Threads) -> None:
     assert reply.failure.message == "-4 is negative; accepted: 0 or more"
 
 
-def test_an_initialization_that_ran_out_of_memory_leaves_nothing(threads: Threads) -> None:
+def test_an_initialization_that_ran_out_of_memory_leaves_nothing(threads: Any) -> None:
     """What it had made is released before the failure is told."""
     pipeline = load(PIPELINE, {})
     stage: Any = pipeline.build("draw", "cpu")
@@ -207,7 +170,7 @@ def test_an_initialization_that_ran_out_of_memory_leaves_nothing(threads: Thread
     assert stage.sessions == {}
 
 
-def test_streaming_21_a_release_can_fail_and_be_tried_again(threads: Threads) -> None:
+def test_streaming_21_a_release_can_fail_and_be_tried_again(threads: Any) -> None:
     """The failure says the phase."""
     threads.start(load(PIPELINE, {}))
     threads.do(initialize(seed=13))
@@ -218,7 +181,7 @@ def test_streaming_21_a_release_can_fail_and_be_tried_again(threads: Threads) ->
 
 
 @pytest.mark.parametrize(("trouble", "kind", "field"), [("request", "request", "weights"), ("crash", "stage", "")])
-def test_a_build_that_fails_is_reported(threads: Threads, trouble: str, kind: str, field: str) -> None:
+def test_a_build_that_fails_is_reported(threads: Any, trouble: str, kind: str, field: str) -> None:
     """The core ends the process for it."""
     reply = threads.start(load(PIPELINE, {"trouble": trouble})).reply
     assert isinstance(reply, StageFailed)
@@ -253,7 +216,7 @@ def stage_giving(result: Any) -> Callable[[str, str], Any]:
     ids=["nothing", "too much", "object", "complex", "big integer", "deep", "long", "number as a name", "none"],
 )
 def test_streaming_34_a_result_that_can_not_be_sent_is_a_failure_of_the_stage(
-    threads: Threads, result: Any, says: str
+    threads: Any, result: Any, says: str
 ) -> None:
     """It never reaches the socket, where it would cost the worker its attachment."""
     spec = load(PIPELINE, {}).spec
@@ -265,7 +228,7 @@ def test_streaming_34_a_result_that_can_not_be_sent_is_a_failure_of_the_stage(
     wire.decode(wire.encode(reply, 1), wire.TO_BROKER, wire.Limits())
 
 
-def test_a_negative_size_is_a_failure_of_the_stage(threads: Threads) -> None:
+def test_a_negative_size_is_a_failure_of_the_stage(threads: Any) -> None:
     """The broker would drop the worker for it."""
     pipeline = load(PIPELINE, {})
     stage: Any = pipeline.build("draw", "cpu")
@@ -281,7 +244,7 @@ def test_a_negative_size_is_a_failure_of_the_stage(threads: Threads) -> None:
     assert "session_bytes is -1" in reply.failure.message
 
 
-def test_streaming_12_a_session_for_which_no_bytes_are_left_is_refused(threads: Threads) -> None:
+def test_streaming_12_a_session_for_which_no_bytes_are_left_is_refused(threads: Any) -> None:
     """As overload, with what it had made released; when another one is gone there is room again."""
     stage: Any = load(PIPELINE, {}).build("draw", "cpu")
     spec = load(PIPELINE, {}).spec
@@ -298,7 +261,7 @@ def test_streaming_12_a_session_for_which_no_bytes_are_left_is_refused(threads: 
 
 
 @pytest.mark.parametrize(("needs", "kind"), [(2501, "request"), (1501, "overload")])
-def test_streaming_12_a_stage_that_knows_its_needs_is_asked_first(threads: Threads, needs: int, kind: str) -> None:
+def test_streaming_12_a_stage_that_knows_its_needs_is_asked_first(threads: Any, needs: int, kind: str) -> None:
     """Nothing is made for a session that doesn't fit; what could never fit is the request's fault."""
     pipeline = load(PIPELINE, {})
     stage: Any = pipeline.build("draw", "cpu")
@@ -319,7 +282,7 @@ def test_streaming_12_a_stage_that_knows_its_needs_is_asked_first(threads: Threa
     assert set(stage.sessions) == {"a"}
 
 
-def test_a_stage_never_announces_more_than_it_has(threads: Threads) -> None:
+def test_a_stage_never_announces_more_than_it_has(threads: Any) -> None:
     """Or nobody could ask it for less than the default request."""
     pipeline = load(PIPELINE, {})
     stage: Any = pipeline.build("draw", "cpu")
@@ -328,7 +291,7 @@ def test_a_stage_never_announces_more_than_it_has(threads: Threads) -> None:
     assert report.reply == StageReady("toy", "draw", CACHE_BYTES_MAX)
 
 
-def test_streaming_38_a_result_above_what_the_broker_accepts_fails_its_task(threads: Threads) -> None:
+def test_streaming_38_a_result_above_what_the_broker_accepts_fails_its_task(threads: Any) -> None:
     """The limit that the broker said holds, not the default; the thread goes on."""
     result = StageResult({"picture": {"pixels": np.zeros(1200, np.uint8)}})
     spec = load(PIPELINE, {}).spec
@@ -342,8 +305,40 @@ def test_streaming_38_a_result_above_what_the_broker_accepts_fails_its_task(thre
     assert isinstance(threads.do(task(2)).reply, TaskDone)
 
 
+@pytest.mark.parametrize("settles", [True, False])
+def test_streaming_08_only_a_stage_that_settles_may_say_that_its_outputs_stay(threads: Any, settles: bool) -> None:
+    """What it says goes to the broker with the result; of any other stage it is an error."""
+    spec = load(PIPELINE, {}).spec
+    stages = tuple(dataclasses.replace(stage, settles=settles) for stage in spec.stages)
+    build = stage_giving(StageResult({"picture": {}}, constant=True))
+    spec = dataclasses.replace(spec, stages=stages)
+    threads.start(types.SimpleNamespace(spec=spec, array_library="numpy", build=build))
+    threads.do(initialize())
+    reply = threads.do(task(0)).reply
+    if settles:
+        assert isinstance(reply, TaskDone)
+        assert reply.constant
+    else:
+        assert isinstance(reply, StageFailed)
+        assert reply.failure.message.endswith("the spec doesn't say that it settles")
+
+
+def test_a_result_says_which_control_a_reservation_was_bound_to(threads: Any) -> None:
+    """As the core gave it with the job; a fixed control is said by nobody, and nothing is constant by itself."""
+    threads.start(load(PIPELINE, {}))
+    threads.do(initialize())
+    control = Artifact({"keys": ["w"]})
+    done = threads.do(task(0), applied=Applied("held", control, 3)).reply
+    assert isinstance(done, TaskDone)
+    assert done.applied == Applied("held", control, 3)
+    done = threads.do(task(1)).reply
+    assert isinstance(done, TaskDone)
+    assert done.applied is None
+    assert not done.constant
+
+
 def test_memory_of_the_device_is_given_back_only_when_it_was_full(
-    threads: Threads, monkeypatch: pytest.MonkeyPatch
+    threads: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Emptying the allocator's cache holds up every stage of the device; a bad control is no reason for it."""
     import torch
@@ -366,7 +361,7 @@ def test_memory_of_the_device_is_given_back_only_when_it_was_full(
     assert emptied == [True]
 
 
-def test_a_long_or_broken_message_still_travels(threads: Threads) -> None:
+def test_a_long_or_broken_message_still_travels(threads: Any) -> None:
     """An exception's text is cut, and what has no UTF-8 is replaced."""
     pipeline = load(PIPELINE, {})
 
@@ -379,7 +374,7 @@ def test_a_long_or_broken_message_still_travels(threads: Threads) -> None:
     wire.decode(wire.encode(reply, 1), wire.TO_BROKER, wire.Limits())
 
 
-def test_a_torch_pipeline_gets_torch_tensors(threads: Threads) -> None:
+def test_a_torch_pipeline_gets_torch_tensors(threads: Any) -> None:
     """And its outputs, bfloat16 among them, are sent."""
     import torch
 
