@@ -20,6 +20,9 @@ from .peers import Kind, Peer, Peers, Told
 from .placement import NAME_CHARACTERS_MAX, AdmitSpec, Placement
 from .timers import Timers
 
+GRANT_BYTES = 128
+"""What one grant takes of a header, and more."""
+
 
 class Attaching(ABC):
     """What `BrokerCore` is made of towards whoever comes and goes.
@@ -146,13 +149,15 @@ class Attaching(ABC):
         self._silences.set(peer.attachment, max(silent_at, peer.busy_until))
 
     def _beat(self) -> None:
-        """Give a sign of life to everybody who heard nothing for an interval."""
+        """Give a sign of life to everybody whose interval is over; clients are told again what they were granted."""
         now = self._desk.now
         while (attachment := self._beats.pop_due(now)) is not None:
+            self._beats.set(attachment, now + self._config.heartbeat_s)
             peer = self._peers.by_attachment[attachment]
-            if peer.sent_at + self._config.heartbeat_s <= now:
-                self._desk.send(peer, m.Heartbeat())
-            self._beats.set(attachment, peer.sent_at + self._config.heartbeat_s)
+            grants = _grants(peer) if peer.kind == "client" else []
+            most = max(1, min(peer.limits.header_bytes_max // GRANT_BYTES, len(grants)))
+            for at in range(0, max(1, len(grants)), most):
+                self._desk.send(peer, m.Heartbeat(grants=tuple(grants[at : at + most])))
 
     def _look_at_silence(self) -> None:
         """Drop who was silent for too long, and who has a stage that was."""
@@ -175,3 +180,8 @@ class Attaching(ABC):
         for timers in (self._beats, self._silences):
             timers.check()
             assert set(timers.all()) == set(self._peers.by_attachment), "a peer without a timer, or the other way round"
+
+
+def _grants(client: Peer) -> list[m.ControlGrant]:
+    """How far the controls of each of a client's sessions may go."""
+    return [m.ControlGrant(name, session.control_limit) for name, session in client.sessions.items()]

@@ -146,9 +146,8 @@ class BrokerCore(Attaching):
             return
         peer.heard_at = self._desk.now
         match message:
-            case m.Heartbeat(busy_for_s=busy_for_s):
-                peer.busy_until = self._desk.now + min(max(busy_for_s, 0.0), self._config.busy_for_s_max)
-                self._watch(peer)
+            case m.Heartbeat():
+                self._beats_heart(peer, message)
             case m.MemoryProbed():
                 self._desk.count("memory_probed", peer=peer.name)
             case m.Goodbye(reason=reason):
@@ -159,6 +158,18 @@ class BrokerCore(Attaching):
                 self._worker_says(peer, message)
             case _:
                 self._expel(peer, "malformed", f"a {peer.kind} doesn't send {type(message).__name__}")
+
+    def _beats_heart(self, peer: Peer, beat: m.Heartbeat) -> None:
+        """A sign of life; a client's says again what it took, in case that was lost."""
+        peer.busy_until = self._desk.now + min(max(beat.busy_for_s, 0.0), self._config.busy_for_s_max)
+        self._watch(peer)
+        if beat.grants or (beat.acks and peer.kind != "client"):
+            self._expel(peer, "malformed", f"a {peer.kind}'s heartbeat has neither grants nor acks of its own")
+            return
+        for ack in beat.acks:
+            session = peer.sessions.get(ack.session)
+            if session is not None:  # else it ended a moment ago
+                session.handle(ack)
 
     # --- what peers say ------------------------------------------------------------------------------------------------
 

@@ -97,6 +97,11 @@ class Making(ABC):
     def failure(self) -> Failure | None:
         """Why it will have ended, once that is known."""
 
+    @property
+    def control_limit(self) -> int:
+        """How far explicit controls may go, as the client was told."""
+        return self._told[1]
+
     @abstractmethod
     def _all_made(self) -> None:
         """Go on to the end when no chunk is left to be made, or to be taken."""

@@ -161,6 +161,7 @@ _TO_THE_END: tuple[State, ...] = ("draining", "releasing")
 _UNPLACED: dict[type, Step] = {
     SetKeys: Step("on_keys"),
     SubmitControl: Step("on_early_control"),
+    Ack: Step("on_ack"),
     EndSession: Step("on_end_unplaced", ("cancelled", "closed")),
     Placed: Step("on_placed", ("initializing",)),
     PlacementExpired: Step("on_placement_expired", ("failed",)),
@@ -172,6 +173,7 @@ _UNPLACED: dict[type, Step] = {
 _INITIALIZING: dict[type, Step] = {
     SetKeys: Step("on_keys"),
     SubmitControl: Step("on_early_control"),
+    Ack: Step("on_ack"),
     EndSession: Step("on_end", _GIVEN_UP),
     StageInitialized: Step("on_initialized", ("ready", "releasing")),
     StageFailed: Step("on_stage_failed", ("returning", "releasing")),
@@ -185,6 +187,7 @@ _INITIALIZING: dict[type, Step] = {
 _RETURNING: dict[type, Step] = {
     SetKeys: Step("on_keys"),
     SubmitControl: Step("on_early_control"),
+    Ack: Step("on_ack"),
     EndSession: Step("on_end", _GIVEN_UP),
     StageReleased: Step("on_released", ("opening",)),
     StageFailed: Step("on_stage_failed", ("opening",)),
