@@ -28,29 +28,36 @@ _WORLD_NEEDS = ("torch", "diffusers", "transformers", "safetensors", "ftfy")
 _FORMS = "a built-in name ({}), path/to/file.py:object, or package.module:object"
 
 
-def load(reference: str, options: Mapping[str, str] | None = None) -> Pipeline:
+def load(
+    reference: str,
+    options: Mapping[str, str] | None = None,
+    more: Mapping[str, Callable[[Mapping[str, str]], Pipeline]] | None = None,
+) -> Pipeline:
     """The pipeline that a reference names, with a validated spec and no weights loaded yet.
 
     Args:
         reference: see the module's docstring.
         options: what the pipeline is made with; a ready object takes none.
+        more: built-in names beside `BUILT_IN`, and what makes them: those of whoever asks.
 
     Raises:
         RequestError: there is no such pipeline, or it doesn't take these options; the message says what is accepted.
     """
     options = {} if options is None else options
+    built_in = {**BUILT_IN, **(more or {})}
+    accepted = _FORMS.format(", ".join(built_in))
     place, colon, name = reference.rpartition(":")
     if not colon:
-        if reference not in BUILT_IN:
-            raise RequestError("pipeline", f"there is no {reference!r}; accepted: {_FORMS.format(', '.join(BUILT_IN))}")
-        _check_installed(reference, _WORLD_NEEDS)
-        return BUILT_IN[reference](options)
+        if reference not in built_in:
+            raise RequestError("pipeline", f"there is no {reference!r}; accepted: {accepted}")
+        return built_in[reference](options)
     if not place or not name:
-        raise RequestError("pipeline", f"{reference!r} is incomplete; accepted: {_FORMS.format(', '.join(BUILT_IN))}")
+        raise RequestError("pipeline", f"{reference!r} is incomplete; accepted: {accepted}")
     return _checked(reference, _made(reference, _object(place, name), options))
 
 
 def _world(options: Mapping[str, str]) -> Pipeline:
+    _check_installed("world", _WORLD_NEEDS)
     from .world.config import MODELS, ControlKind, buildable_models
     from .world.pipeline import WorldPipeline
 

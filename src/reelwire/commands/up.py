@@ -36,7 +36,7 @@ def up(
     pipeline: Annotated[str | None, typer.Option(help="What they serve. (default: world)")] = None,
     stages: Annotated[str | None, typer.Option(help="Stages that each serves. (default: all)")] = None,
     options: Annotated[
-        list[str] | None, typer.Option("--option", metavar="NAME=VALUE", help="Option of the pipeline.")
+        list[str] | None, typer.Option("--option", "-o", metavar="NAME=VALUE", help="Option of the pipeline.")
     ] = None,
     config: ConfigFile = None,
     as_json: Json = False,

@@ -22,7 +22,7 @@ def worker(
     stages: Annotated[str | None, typer.Option(help="Stages to serve, separated by commas. (default: all)")] = None,
     device: Annotated[str | None, typer.Option(help="cpu or cuda:N. (default: cpu)")] = None,
     options: Annotated[
-        list[str] | None, typer.Option("--option", metavar="NAME=VALUE", help="Option of the pipeline.")
+        list[str] | None, typer.Option("--option", "-o", metavar="NAME=VALUE", help="Option of the pipeline.")
     ] = None,
     settings: Annotated[
         list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="Any other setting of the worker.")
