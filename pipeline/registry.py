@@ -2,7 +2,7 @@
 
 ::
 
-    world                      the world model; options: model, chunk_size, control
+    world                      the world model; options: see `WORLD_OPTIONS`
     path/to/file.py:object     a `Pipeline`, or a callable that gives one when it is called with the options
     package.module:object      the same
 
@@ -18,13 +18,25 @@ import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, cast, get_args
 
 from reelwire.spec import RequestError, SpecError, StreamSpec, validate
 
 from .stage import Pipeline
 
 _WORLD_NEEDS = ("torch", "diffusers", "transformers", "safetensors", "ftfy")
+WORLD_OPTIONS: Mapping[str, str] = {
+    "model": "tiny (weights drawn from a seed) or lingbot-world-fast",
+    "checkpoint": "the folder with the weights",
+    "transformer": "another place for that part of the checkpoint",
+    "vae": "the same",
+    "text_encoder": "the same",
+    "tokenizer": "the same",
+    "chunk_size": "latent frames per chunk",
+    "control": "cam or act; of a checkpoint whatever it takes",
+    "dtype": "what a checkpoint's DiT computes in",
+}
+"""Options of the built-in pipeline ``world``."""
 _FORMS = "a built-in name ({}), path/to/file.py:object, or package.module:object"
 
 
@@ -58,20 +70,34 @@ def load(
 
 def _world(options: Mapping[str, str]) -> Pipeline:
     _check_installed("world", _WORLD_NEEDS)
-    from .world.config import MODELS, ControlKind, buildable_models
+    from .world.config import MODELS, ControlKind, Dtype, buildable_models
     from .world.pipeline import WorldPipeline
 
-    known = ("model", "chunk_size", "control")
     for name in options:
-        if name not in known:
-            raise RequestError(name, f"unknown option of 'world'; accepted: {', '.join(known)}")
-    model, control = options.get("model", "tiny"), options.get("control", "cam")
+        if name not in WORLD_OPTIONS:
+            raise RequestError(name, f"unknown option of 'world'; accepted: {', '.join(WORLD_OPTIONS)}")
+    folder = options.get("checkpoint")
+    model, control = options.get("model", "tiny" if folder is None else "lingbot-world-fast"), options.get("control")
     if model not in MODELS:
-        raise RequestError("model", f"there is no {model!r}; accepted: {', '.join(buildable_models())}")
-    if control not in ("cam", "act"):
+        raise RequestError("model", f"there is no {model!r}; accepted: {', '.join(MODELS)}")
+    if control not in (None, "cam", "act"):
         raise RequestError("control", f"{control!r} is not accepted; accepted: cam, act")
+    dtype = options.get("dtype", "bfloat16")
+    if dtype not in get_args(Dtype):
+        raise RequestError("dtype", f"{dtype!r} is not accepted; accepted: {', '.join(get_args(Dtype))}")
     chunk_size = _integer("chunk_size", options.get("chunk_size", "3"), 1, 64)
-    return WorldPipeline.of(MODELS[model](chunk_size, cast(ControlKind, control)))
+    parts = {name: options[name] for name in ("transformer", "vae", "text_encoder", "tokenizer") if name in options}
+    if folder is None or model in buildable_models():
+        for name in ("checkpoint", *parts, *(["dtype"] if "dtype" in options else [])):
+            if name in options:
+                raise RequestError(
+                    name, f"is given to model {model!r}, which reads no weights; accepted: only with a checkpoint"
+                )
+        return WorldPipeline.of(MODELS[model](chunk_size, cast(ControlKind, control or "cam")))
+    from .world.checkpoint import Checkpoint
+
+    checkpoint = Checkpoint.at(folder, parts)
+    return WorldPipeline.of(checkpoint.config(chunk_size, cast("ControlKind | None", control), cast(Dtype, dtype)))
 
 
 BUILT_IN: Mapping[str, Callable[[Mapping[str, str]], Pipeline]] = {"world": _world}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 
 from .config import VaeConfig
 
@@ -64,3 +64,41 @@ def _within_block(dotted: str) -> str:
         if dotted.startswith(f".{old}."):
             return f".{new}{dotted.removeprefix(f'.{old}')}"
     return dotted
+
+
+def original_sizes(shapes: Mapping[str, Sequence[int]]) -> VaeConfig:
+    """The sizes of an original checkpoint, read off its tensors' shapes; means and deviations are Wan 2.1's.
+
+    Raises:
+        ValueError: it isn't one of a Wan 2.1 VAE; the message names the key that is missing.
+    """
+
+    def size(key: str, axis: int = 0) -> int:
+        if key not in shapes:
+            raise ValueError(f"there is no {key!r}: not a Wan 2.1 VAE")
+        return int(shapes[key][axis])
+
+    # Every level is a row of residual blocks, then, but for the last one, a step down.
+    dim = size("encoder.conv1.weight")
+    widths: list[int] = []
+    counts: list[int] = [0]
+    halves_time: list[bool] = []
+    place = 0
+    while (block := f"encoder.downsamples.{place}") and any(key.startswith(f"{block}.") for key in shapes):
+        if f"{block}.resample.1.weight" in shapes:
+            halves_time.append(f"{block}.time_conv.weight" in shapes)
+            counts.append(0)
+        else:
+            if counts[-1] == 0:
+                widths.append(size(f"{block}.residual.2.weight"))
+            counts[-1] += 1
+        place += 1
+    if not widths or len(set(counts)) > 1:
+        raise ValueError(f"levels of {counts} residual blocks: not a Wan 2.1 VAE")
+    return VaeConfig(
+        dim=dim,
+        z_dim=size("conv2.weight"),
+        dim_mult=tuple(width // dim for width in widths),
+        num_res_blocks=counts[0],
+        temporal_downsample=tuple(halves_time),
+    )

@@ -10,6 +10,7 @@ from ..wan.config import TextConfig, VaeConfig
 from .keyboard import KeyboardParameters
 
 if TYPE_CHECKING:
+    from .checkpoint import Checkpoint
     from .dit_config import WorldDiTConfig
 
 Dtype = Literal["float32", "bfloat16"]
@@ -26,6 +27,7 @@ class WorldConfig:
         vae: sizes of the video VAE.
         text: sizes of the prompt encoder.
         weights_seed: what the weights are drawn from; None: they come from a checkpoint.
+        checkpoint: where that is.
         chunk_size: latent frames per chunk.
         fps: frames per second of the output.
         area: pixels of a frame, about.
@@ -47,6 +49,7 @@ class WorldConfig:
     vae: VaeConfig = field(default_factory=VaeConfig)
     text: TextConfig = field(default_factory=TextConfig)
     weights_seed: int | None = None
+    checkpoint: Checkpoint | None = None
     chunk_size: int = 3
     fps: float = 16.0
     area: int = 480 * 832

@@ -13,6 +13,7 @@ from .config import WorldConfig, buildable_models
 from .stream import world_spec
 
 if TYPE_CHECKING:
+    import torch
     from torch import nn
 
     from .stages import DecodeStage, DenoiseStage, EncodeStage
@@ -26,24 +27,27 @@ class WorldPipeline:
         config: sizes and defaults.
         spec: its dataflow.
         array_library: stages take and give CPU tensors.
+        condition_constant: whether encode finds out from when on a session's condition is constant; the bits are the
+            same without.
     """
 
     config: WorldConfig
     spec: StreamSpec
     array_library: Literal["numpy", "torch"] = "torch"
+    condition_constant: bool = True
 
     @classmethod
     def of(cls, config: WorldConfig) -> WorldPipeline:
         """The pipeline of a model.
 
         Raises:
-            RequestError: the model's weights come from a checkpoint, which can't be had here.
+            RequestError: the model's weights come from a checkpoint, and none was named.
         """
-        if config.weights_seed is None:
+        if config.weights_seed is None and config.checkpoint is None:
             raise RequestError(
-                "model",
-                f"{config.model!r} needs the weights of a checkpoint and can't be built without them; "
-                f"accepted: {', '.join(buildable_models())}",
+                "checkpoint",
+                f"{config.model!r} needs a folder with weights; accepted: checkpoint=FOLDER, or a model that needs none "
+                f"({', '.join(buildable_models())})",
             )
         return cls(config, world_spec(config))
 
@@ -69,21 +73,25 @@ class WorldPipeline:
         from ..wan.vae import encoder_of
         from .stages import EncodeStage
 
-        lane = Lane(device)
-        vae = self._vae()
-        text = text_network(self.config.text)
-        fill_seeded(text, self._seed, by_fan_in)
-        encoder = encoder_of(vae, self.config.vae).to(lane.device)
-        prompts = PromptEncoder(byte_tokenizer(), text.to(lane.device), self.config.text.text_len)
-        return EncodeStage(self.config, encoder, prompts, lane)
+        lane, checkpoint = Lane(device), self.config.checkpoint
+        encoder = encoder_of(self._vae(lane.device), self.config.vae)
+        if checkpoint is not None:
+            prompts = checkpoint.prompts(self.config.text, lane.device)
+        else:
+            text = text_network(self.config.text)
+            fill_seeded(text, self._seed, by_fan_in)
+            prompts = PromptEncoder(byte_tokenizer(), text.to(lane.device), self.config.text.text_len)
+        return EncodeStage(self.config, encoder, prompts, lane, settle=self.condition_constant)
 
     def _denoise(self, device: str) -> DenoiseStage:
         from ..device import Lane
         from .dit import random_world_dit
         from .stages import DenoiseStage
 
-        lane = Lane(device)
-        config, seed = self.config.dit, self._seed
+        lane, checkpoint, config = Lane(device), self.config.checkpoint, self.config.dit
+        if checkpoint is not None:
+            return DenoiseStage(self.config, lambda dtype: checkpoint.world_dit(config, dtype, lane.device), lane)
+        seed = self._seed
         return DenoiseStage(
             self.config, lambda dtype: random_world_dit(config, seed, dtype=dtype, device=lane.device), lane
         )
@@ -94,17 +102,19 @@ class WorldPipeline:
         from .stages import DecodeStage
 
         lane = Lane(device)
-        return DecodeStage(self.config, decoder_of(self._vae(), self.config.vae).to(lane.device), lane)
+        return DecodeStage(self.config, decoder_of(self._vae(lane.device), self.config.vae), lane)
 
     @property
     def _seed(self) -> int:
         assert self.config.weights_seed is not None
         return self.config.weights_seed
 
-    def _vae(self) -> nn.Module:
+    def _vae(self, device: torch.device) -> nn.Module:
         from ..wan.seeded import fill_seeded, smooth_pictures
         from ..wan.vae import vae_network
 
+        if self.config.checkpoint is not None:
+            return self.config.checkpoint.vae_network(self.config.vae, device)
         vae: nn.Module = vae_network(self.config.vae)
         fill_seeded(vae, self._seed, smooth_pictures)
-        return vae
+        return vae.to(device)

@@ -30,11 +30,11 @@ def test_the_world_model_is_built_in() -> None:
 @pytest.mark.parametrize(
     ("options", "field", "reason"),
     [
-        ({"model": "huge"}, "model", "there is no 'huge'; accepted: tiny"),
-        ({"model": "lingbot-world-fast"}, "model", "can't be built without them; accepted: tiny"),
+        ({"model": "huge"}, "model", "there is no 'huge'; accepted: tiny, lingbot-world-fast"),
+        ({"model": "lingbot-world-fast"}, "checkpoint", "accepted: checkpoint=FOLDER, or a model that needs none"),
         ({"control": "keys"}, "control", "accepted: cam, act"),
         ({"chunk_size": "three"}, "chunk_size", "an integer from 1"),
-        ({"colour": "red"}, "colour", "accepted: model, chunk_size, control"),
+        ({"colour": "red"}, "colour", "accepted: model, checkpoint, transformer"),
     ],
 )
 def test_options_of_the_world_model_are_checked(options: dict[str, str], field: str, reason: str) -> None:

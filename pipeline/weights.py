@@ -1,0 +1,206 @@
+"""Weights from safetensors: one file, or the shards of a folder; loaded strictly, so that nothing is left to chance.
+
+Headers alone are read until a tensor is wanted, and tensors are read one at a time, straight to where they are to be.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from reelwire.spec import RequestError
+
+FIELD = "checkpoint"
+NAMED_MAX = 4
+"""Keys that an error names; it counts the others."""
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """The tensors of a checkpoint, by name; none of them is in memory.
+
+    Attributes:
+        path: the file or the folder, for messages.
+        files: tensor name to the file that holds it.
+        shapes: tensor name to its shape.
+    """
+
+    path: Path
+    files: Mapping[str, Path]
+    shapes: Mapping[str, tuple[int, ...]]
+
+    @classmethod
+    def open(cls, path: Path, stem: str) -> Weights:
+        """Read the headers of ``STEM.safetensors``, or of the shards that ``STEM.safetensors.index.json`` names.
+
+        Args:
+            path: a safetensors file, or a folder that holds one or its shards.
+            stem: how the files in a folder are called, such as ``diffusion_pytorch_model``.
+
+        Raises:
+            RequestError: of the field ``checkpoint``: nothing is there, or it can't be read.
+        """
+        files: dict[str, Path] = {}
+        shapes: dict[str, tuple[int, ...]] = {}
+        listed = _listed(path, stem)
+        for file, names in listed.items():
+            for name, shape in _header(file).items():
+                if name in files:
+                    raise RequestError(FIELD, f"{name!r} is in {files[name].name} and in {file.name} of {path}")
+                files[name], shapes[name] = file, shape
+            for name in names or ():
+                if files.get(name) != file:
+                    raise RequestError(FIELD, f"the index of {path} looks for {name!r} in {file.name}; it isn't there")
+        return cls(path, files, shapes)
+
+    def read(self, device: torch.device) -> Iterator[tuple[str, Tensor]]:
+        """All tensors, one after the other, on a device and in the dtype of the file."""
+        from safetensors import safe_open
+
+        for file in dict.fromkeys(self.files.values()):
+            with safe_open(file, framework="pt", device=str(device)) as opened:
+                for name in [name for name, place in self.files.items() if place == file]:
+                    yield name, opened.get_tensor(name)
+
+    def fingerprint(self) -> str:
+        """What tells these weights from others: a hash of all names and shapes, and of the files' sizes and times."""
+        digest = hashlib.blake2b(digest_size=16)
+        for name in sorted(self.files):
+            digest.update(f"{name}{list(self.shapes[name])}".encode())
+        for file in sorted(set(self.files.values())):
+            stat = file.stat()
+            digest.update(f"{file.name}/{stat.st_size}/{stat.st_mtime_ns}".encode())
+        return digest.hexdigest()
+
+
+def load_strictly(
+    network: nn.Module,
+    weights: Weights,
+    device: torch.device,
+    dtype: torch.dtype | None = None,
+    *,
+    rename: Callable[[str], str] = str,
+    tied: Mapping[str, str] | None = None,
+) -> None:
+    """Give a network, which may be on the meta device, the weights of a checkpoint: each one, and nothing else.
+
+    Args:
+        network: whose parameters and buffers are to be filled.
+        weights: the checkpoint.
+        device: where the network is to be.
+        dtype: what its weights are to be; None: as in the checkpoint.
+        rename: from a name of the checkpoint to the network's.
+        tied: the network's second names for one tensor, to the first; a checkpoint may leave them out.
+
+    Raises:
+        RequestError: of the field ``checkpoint``: a key is missing or left over, or a tensor has another shape.
+    """
+    tied = {} if tied is None else tied
+    own = {name: tuple(value.shape) for name, value in network.state_dict().items()}
+    names = {rename(theirs): theirs for theirs in weights.shapes}
+    for second, first in tied.items():
+        if first in names:
+            names.setdefault(second, names[first])
+    check_fit(own, {mine: weights.shapes[theirs] for mine, theirs in names.items()}, weights.path)
+    owners: dict[str, list[str]] = {}
+    for mine in own:
+        owners.setdefault(names[mine], []).append(mine)
+    for theirs, tensor in weights.read(device):
+        # A copy in any case: a tensor of a file lies at any address, and the CPU's matrix kernels give the same bits only
+        # for the same alignment.
+        cast = tensor.to(tensor.dtype if dtype is None or not tensor.is_floating_point() else dtype, copy=True)
+        for mine in owners[theirs]:
+            _put(network, mine, cast)
+    network.requires_grad_(False).eval()
+
+
+def check_fit(needed: Mapping[str, Sequence[int]], given: Mapping[str, Sequence[int]], path: Path) -> None:
+    """Check that a checkpoint holds exactly what a network needs.
+
+    Raises:
+        RequestError: of the field ``checkpoint``: it doesn't; the message names the keys.
+    """
+    missing, surplus = sorted(needed.keys() - given.keys()), sorted(given.keys() - needed.keys())
+    faults = [
+        f"{len(keys)} {what} ({_some(keys)})" for what, keys in (("missing", missing), ("left over", surplus)) if keys
+    ]
+    if faults:
+        raise RequestError(FIELD, f"{path} doesn't fit the model: keys {', '.join(faults)}")
+    for name, shape in needed.items():
+        if tuple(given[name]) != tuple(shape):
+            raise RequestError(FIELD, f"{name!r} of {path} is {list(given[name])}; accepted: {list(shape)}")
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """The ``config.json`` of a folder.
+
+    Raises:
+        RequestError: of the field ``checkpoint``: it isn't there, or no JSON object.
+    """
+    path = folder / "config.json"
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise RequestError(FIELD, f"{path} can't be read ({error}); accepted: a JSON object") from None
+    if not isinstance(config, dict):
+        raise RequestError(FIELD, f"{path} holds no JSON object")
+    return config
+
+
+def _put(network: nn.Module, name: str, tensor: Tensor) -> None:
+    place, _, last = name.rpartition(".")
+    module = network.get_submodule(place)
+    if isinstance(getattr(module, last), nn.Parameter):
+        setattr(module, last, nn.Parameter(tensor, requires_grad=False))
+    else:
+        setattr(module, last, tensor)
+
+
+def _listed(path: Path, stem: str) -> dict[Path, list[str] | None]:
+    """The files to read, and which tensors an index looks for in each."""
+    if path.is_file():
+        return {path: None}
+    index, single = path / f"{stem}.safetensors.index.json", path / f"{stem}.safetensors"
+    if index.is_file():
+        return _from_index(path, index)
+    if single.is_file():
+        return {single: None}
+    raise RequestError(FIELD, f"{path} holds neither {single.name} nor {index.name}")
+
+
+def _from_index(folder: Path, index: Path) -> dict[Path, list[str] | None]:
+    try:
+        placed = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+        pairs = [(str(name), str(file)) for name, file in placed.items()]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise RequestError(FIELD, f"{index} can't be read ({error!r}); accepted: JSON with a weight_map") from None
+    files: dict[Path, list[str] | None] = {}
+    for name, file in pairs:
+        if Path(file).name != file:
+            raise RequestError(FIELD, f"{index} places {name!r} in {file!r}; accepted: a file of the same folder")
+        names = files.setdefault(folder / file, [])
+        assert names is not None, "an index names its tensors"
+        names.append(name)
+    return files
+
+
+def _header(file: Path) -> dict[str, tuple[int, ...]]:
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(file, framework="pt") as opened:
+            return {name: tuple(opened.get_slice(name).get_shape()) for name in opened.keys()}  # noqa: SIM118  no dict
+    except (OSError, SafetensorError) as error:
+        raise RequestError(FIELD, f"{file} can't be read ({error}); accepted: a safetensors file") from None
+
+
+def _some(names: Sequence[str]) -> str:
+    more = len(names) - NAMED_MAX
+    return ", ".join(names[:NAMED_MAX]) + (f" and {more} more" if more > 0 else "")
