@@ -47,7 +47,7 @@ DOWNWARD = (
 WAKES = {"loop", "supervisor", "client_loop"}
 # Shared memory, for whoever writes it, reads it, or cleans up; never the broker.
 MEMORY = ("segment_files", "segments")
-MEMORY_FILES = {"workers": {"loop", "runner", "values", "supervisor"}, "client_loop": {"client_loop"}}
+MEMORY_FILES = {"workers": {"memory", "loop", "runner", "values", "supervisor"}, "client_loop": {"client_loop"}}
 # What stands on the first row: the SDK and the commands. They may import each other, downward.
 FACE = (
     "client_events",

@@ -3,7 +3,8 @@
 One thread holds everything: it starts the children, waits on their exits (pidfd), their output and its own deadlines in
 one selector, and reaps them. It lives as long as any child does, because the kernel's parent-death signal is sent when
 the *thread* that started a child ends. Children have a process group of their own, so that Ctrl-C on a terminal reaches
-the supervisor alone, which then stops them in order.
+the supervisor alone, which then stops them in order. After each exit the shared memory of the dead is removed: a child
+that was killed leaves its own behind.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from dataclasses import dataclass, field
 from typing import Self
 
 from reelwire.errors import ReelwireError
+from reelwire.segments import reap
 from reelwire.wake import Wake
 
 LINE_BYTES_MAX = 64 << 10
@@ -357,6 +359,7 @@ class Supervisor:
         if process.stdin is not None:
             process.stdin.close()
         code = process.wait()
+        reap()
         if self._stopping or code == 0:
             if not self._stopping:
                 self._forward(watched.child.name, "stderr", "ended with exit code 0; it isn't started again")

@@ -356,3 +356,25 @@ def test_output_goes_to_standard_error_under_the_childs_name(capfd: pytest.Captu
     out, err = capfd.readouterr()
     assert out == ""
     assert "worker: hello\n" in err
+
+
+@pytest.mark.parametrize("in_order", [False, True])
+def test_the_shared_memory_of_a_child_goes_with_it(
+    lines: Lines, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, in_order: bool
+) -> None:
+    """Whether a child is killed or stopped, what it had written is removed before it is started again or all is over."""
+    monkeypatch.setenv("REELWIRE_SHARED_MEMORY", str(tmp_path))
+    writing = (
+        "from reelwire.segments import Pool\npool = Pool(1 << 20)\npiece = pool.take(1000)\n",
+        "import json; print(json.dumps({'event': 'ready', 'owner': pool.owner}), flush=True)\n",
+    )
+    with Supervisor(lines, lambda: Backoff(3600.0)) as supervisor:
+        supervisor.start(child("writer", *writing, STAY))
+        owner = str(supervisor.wait_ready("writer", LIMIT_S)["owner"])
+        (folder,) = tmp_path.glob("*/*")
+        assert (folder.name, (folder / "s1").exists()) == (owner, True)
+        if not in_order:
+            os.kill(supervisor.pids()["writer"], signal.SIGKILL)
+            lines.wait_for("starts again")
+            assert list(tmp_path.iterdir()) == []
+    assert list(tmp_path.iterdir()) == []
