@@ -41,6 +41,8 @@ SECONDS_MAX = 3600.0
 BYTES_MAX = 1 << 30
 BITS = 32
 """Columns of cells in the patterns of index and trail; a frame is at least so wide."""
+WAKES_LATE_S = 0.0002
+"""How late a thread may wake from a wait: so long before its end a stage stops waiting and watches the clock."""
 LIT, DARK = 224, 32
 
 
@@ -240,8 +242,10 @@ class _Stage(ABC):
         """Make a chunk, and give it out when its time is over."""
         until = time.monotonic() + self._seconds * self._stretch(self._seeds[session], index)
         result = self._make(session, index, inputs)
-        while (left := until - time.monotonic()) > 0:
+        while (left := until - WAKES_LATE_S - time.monotonic()) > 0:
             self._never.wait(left)
+        while time.monotonic() < until:
+            pass
         return result
 
     def release(self, session: str) -> None:
