@@ -6,10 +6,12 @@ from collections import OrderedDict
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
+from reelwire.messages import MemoryOffer
 from reelwire.wire import Limits
 
 if TYPE_CHECKING:
     from .actors import Actor
+    from .leases import Piece
     from .session import Session
 
 Kind = Literal["client", "worker"]
@@ -35,6 +37,9 @@ class Peer:
         sessions: a client's sessions, or those that live at a worker.
         actors: a worker's stage actors, by pipeline and stage.
         keys: a client's session by the key that it asked for it with.
+        memory: shared memory that a worker writes.
+        lent: pieces of it that somebody may read, by segment.
+        maps: numbers of the workers whose shared memory it can open.
     """
 
     route: bytes
@@ -52,16 +57,20 @@ class Peer:
     sessions: dict[str, Session] = field(default_factory=dict)
     actors: dict[tuple[str, str], Actor] = field(default_factory=dict)
     keys: dict[str, str] = field(default_factory=dict)
+    memory: MemoryOffer | None = None
+    lent: dict[str, Piece] = field(default_factory=dict)
+    maps: set[int] = field(default_factory=set)
 
 
 class Peers:
-    """All attached peers, by route, number and (workers) name."""
+    """All attached peers, by route, number, and for workers name and shared memory."""
 
     def __init__(self) -> None:
         """Start with none."""
         self.by_route: dict[bytes, Peer] = {}
         self.by_attachment: dict[int, Peer] = {}
         self.workers: dict[str, Peer] = {}
+        self.owners: dict[str, Peer] = {}
         self._last = 0
 
     def __len__(self) -> int:
@@ -81,6 +90,12 @@ class Peers:
             self.workers[name] = peer
         return peer
 
+    def lend(self, worker: Peer, memory: MemoryOffer) -> None:
+        """A worker writes shared memory, which nobody else writes."""
+        assert memory.owner not in self.owners, "one memory of two workers"
+        worker.memory = memory
+        self.owners[memory.owner] = worker
+
     def detach(self, peer: Peer) -> None:
         """Forget a peer; its number stays used."""
         peer.gone = True
@@ -88,6 +103,10 @@ class Peers:
         del self.by_attachment[peer.attachment]
         if peer.kind == "worker":
             del self.workers[peer.name]
+        if peer.memory is not None:
+            del self.owners[peer.memory.owner]
+            for reader in self.by_route.values():
+                reader.maps.discard(peer.attachment)
 
     def check(self) -> None:
         """Assert that the tables agree."""
@@ -99,6 +118,10 @@ class Peers:
             assert peer.attachment <= self._last, "a number that wasn't given"
         workers = {peer.name for peer in self.by_route.values() if peer.kind == "worker"}
         assert workers == set(self.workers), "workers by name don't agree"
+        lenders = {peer.memory.owner: peer for peer in self.workers.values() if peer.memory is not None}
+        assert lenders == self.owners, "shared memory and workers don't agree"
+        numbers = {peer.attachment for peer in lenders.values()}
+        assert all(peer.maps <= numbers for peer in self.by_route.values()), "memory of nobody is mapped"
 
 
 class Told:

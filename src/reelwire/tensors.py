@@ -29,7 +29,8 @@ ITEM_BYTES = {
     "float64": 8,
 }
 DIMENSIONS_MAX = 8
-_NAME = re.compile(r"[a-z0-9-]{1,64}")
+MEMORY_NAME = re.compile(r"[a-z0-9-]{1,64}")
+"""What folders and segments of shared memory may be called."""
 
 assert sys.byteorder == "little", "the wire format is little-endian"
 
@@ -100,7 +101,7 @@ def check(ref: TensorRef) -> None:
 
 def _check_shared(place: Shared) -> None:
     for name in (place.owner, place.segment):
-        if not _NAME.fullmatch(name):
+        if not MEMORY_NAME.fullmatch(name):
             raise WireError(f"{name[:40]!r} names no shared memory; accepted: 1 to 64 of a-z, 0-9 and -")
     if place.generation < 0 or place.offset < 0:
         raise WireError("shared memory has generations and offsets of 0 and more")
