@@ -29,20 +29,9 @@ FUNCTION_LINES_MAX = 70
 
 # The first row of the table: each may import those before it, and nothing else of ours.
 DOWNWARD = (
-    "errors",
-    "checks",
-    "versions",
-    "endpoints",
-    "spec",
-    "tensors",
-    "controls",
-    "parts",
-    "binding",
-    "worker_messages",
-    "messages",
-    "wire",
-    "media",
-)
+    "errors", "checks", "versions", "endpoints", "spec", "tensors", "controls", "parts", "binding", "worker_messages",
+    "messages", "wire", "media",
+)  # fmt: skip
 # Beside the first row: what wakes the loops, and only them.
 WAKES = {"loop", "supervisor", "client_loop"}
 # Shared memory, for whoever writes it, reads it, or cleans up; never the broker.
@@ -50,21 +39,9 @@ MEMORY = ("segment_files", "segments")
 MEMORY_FILES = {"workers": {"memory", "loop", "runner", "values", "supervisor"}, "client_loop": {"client_loop"}}
 # What stands on the first row: the SDK and the commands. They may import each other, downward.
 FACE = (
-    "client_events",
-    "client_view",
-    "client_core",
-    "client_values",
-    "client_loop",
-    "client_values",
-    "client_session",
-    "client",
-    "__init__",
-    "settings",
-    "poses",
-    "commands",
-    "cli",
-    "__main__",
-)
+    "client_events", "client_view", "client_desk", "client_streams", "client_core", "client_values", "client_loop",
+    "client_values", "client_session", "client", "__init__", "settings", "poses", "commands", "cli", "__main__",
+)  # fmt: skip
 
 ZMQ = {"zmq"}
 TORCH = {"torch", "torchvision", "diffusers", "transformers", "safetensors"}
@@ -72,22 +49,13 @@ TRITON = {"triton"}
 CLOCK = {"time", "datetime", "sched"}
 THREADS = {"threading", "_thread", "concurrent", "asyncio", "multiprocessing", "queue"}
 WORLD = {
-    "os",
-    "socket",
-    "select",
-    "selectors",
-    "signal",
-    "subprocess",
-    "random",
-    "secrets",
-    "uuid",
-    "logging",
+    "os", "socket", "select", "selectors", "signal", "subprocess", "random", "secrets", "uuid", "logging",
     "structlog",
-}
+}  # fmt: skip
 PICKLED = {"pickle", "cPickle", "dill", "cloudpickle", "shelve", "marshal"}
 
 SDK_ZMQ_FILES = {"client_loop", "client"}
-SDK_PURE = {"client_events", "client_view", "client_core", "client_values"}
+SDK_PURE = {"client_events", "client_view", "client_desk", "client_streams", "client_core", "client_values"}
 
 # Files of a folder that may touch what the rest of the folder may not.
 ZMQ_FILES = {
