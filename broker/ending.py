@@ -218,6 +218,7 @@ class Ending(Making):
         self.outcome = self.outcome or outcome
         accepted = self.flow.next_control_index
         self.flow.cut(accepted if upto is None else min(accepted, upto))
+        self.controls.cut(self.flow.limit)
         self._facts = {index: facts for index, facts in self._facts.items() if index < self.flow.limit}
         if self.state != "draining":
             self.state = "draining"
@@ -252,7 +253,7 @@ class Ending(Making):
         self.state = "releasing"
         self._drop_request()
         self.flow.clear()
-        self._snapshots.clear()
+        self.controls.cut(self.flow.limit)
         self._facts.clear()
         self._unqueue()
         self._drop_timers("placement", "idle", "stall")

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import fields, replace
 
 from reelwire import wire
-from reelwire.messages import Artifact, Chunk, InitializeStage, OpenSession, RunTask
+from reelwire.messages import Artifact, Chunk, InitializeStage, OpenSession, RunTask, SetStageKeys
 from reelwire.spec import StreamSpec
 
 from .config import BrokerConfig
@@ -24,7 +24,7 @@ def limits_of(said: Mapping[str, int], config: BrokerConfig) -> wire.Limits | No
     return None if any(value < 1 for value in known.values()) else replace(config.wire_limits(), **known)
 
 
-def misfit(message: InitializeStage | RunTask, limits: wire.Limits) -> str | None:
+def misfit(message: InitializeStage | RunTask | SetStageKeys, limits: wire.Limits) -> str | None:
     """Why a worker doesn't accept a message; None when it does."""
     return limits.misfit(wire.sizes_of(wire.encode(message, ATTACHMENT_MAX)))
 

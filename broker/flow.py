@@ -17,6 +17,8 @@ from reelwire.spec import StageSpec, StreamSpec
 RefusalCode = Literal["malformed", "duplicate", "gap", "past_end", "no_room"]
 CLIENT = ""
 NOTHING = Artifact()
+RESERVED = Artifact()
+"""Stands on its edge for a control that its stage makes itself."""
 
 
 class Edge:
@@ -167,15 +169,15 @@ class Flow:
         assert self.condition.issued >= self.control.issued, "a control overtook its condition"
         return self.condition.issued > self.control.issued or self.condition.has_room
 
-    def submit(self, control: Artifact) -> int:
-        """Accept the next control, together with its condition if that is missing; the index it is for."""
+    def submit(self, control: Artifact | None) -> int:
+        """Accept the next control, or reserve it, together with its condition if that is missing; the index it is for."""
         assert self.has_room_for_control(), "a control was accepted without room"
         index = self.next_control_index
         if self.condition is not None and self.condition.issued == index:
             self.condition.reserve()
             self.condition.put(index, NOTHING)
         self.control.reserve()
-        self.control.put(index, control)
+        self.control.put(index, RESERVED if control is None else control)
         return index
 
     def prefetch_one(self) -> bool:
@@ -216,19 +218,21 @@ class Flow:
         return "ready"
 
     def peek(self, name: str) -> tuple[int, dict[str, Artifact]]:
-        """The stage's next task: its index and its inputs, which are there."""
+        """The stage's next task: its index and its inputs, which are there, but for a control that is reserved."""
         stage = self.stages[name]
-        return stage.dispatched, {edge.artifact: edge.held[stage.dispatched] for edge in stage.consumes}
+        index = stage.dispatched
+        there = ((edge.artifact, edge.held[index]) for edge in stage.consumes)
+        return index, {name: artifact for name, artifact in there if artifact is not RESERVED}
 
-    def dispatch(self, name: str) -> tuple[int, dict[str, Artifact]]:
-        """Send the stage's next task off: its outputs are reserved, its inputs stay until it starts."""
+    def dispatch(self, name: str) -> int:
+        """Send the stage's next task off: its outputs are reserved, its inputs stay until it starts; its index."""
         assert self.is_ready(name), f"{name} was sent off without inputs or room"
         stage = self.stages[name]
         index = stage.dispatched
         stage.dispatched += 1
         for edge in stage.produces:
             edge.reserve()
-        return index, {edge.artifact: edge.held[index] for edge in stage.consumes}
+        return index
 
     def start(self, name: str) -> None:
         """The stage began its oldest task that waits: the inputs leave their edges."""

@@ -5,54 +5,35 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections import deque
 from dataclasses import replace
 
-from reelwire.errors import ControlError
 from reelwire.messages import (
     Ack,
-    Applied,
     Chunk,
     ChunkTiming,
-    ControlAccepted,
-    ControlRefused,
     Failure,
-    FromBroker,
     OpenSession,
     RunTask,
     SessionChanged,
-    SetKeys,
-    SubmitControl,
     TaskDone,
     TaskStarted,
 )
 from reelwire.spec import Plain, StreamSpec
 
 from .actors import TaskKey
-from .control import ControlDesk, Snapshot, check_control
 from .desk import Desk
 from .fitting import chunk_misfit, misfit
-from .flow import Flow
 from .peers import Peer
-from .seats import STAGE_EPOCH, Seats
-from .timing import Timing
-from .transitions import ENDED, Looked, SessionEvent, State, Timer
-
-AHEAD_MAX = 1
-"""Chunks that keys, the pending slot, and the grant for controls by index may be ahead of the output."""
+from .seats import STAGE_EPOCH
+from .steering import AHEAD_MAX, Steering
+from .transitions import ENDED, State
 
 _NO_TIMES = ChunkTiming(0.0, 0.0, 0.0, {})
-_REFUSALS = {
-    "malformed": "an index is 0 or more",
-    "duplicate": "the control of this chunk was accepted before",
-    "gap": "the controls before it are missing",
-    "past_end": "the session has no such chunk",
-    "no_room": "the chunks before it aren't far enough",
-}
 
 
-class Making(ABC):
+class Making(Steering):
     """What `Session` is made of while it runs.
 
     Args:
@@ -63,31 +44,15 @@ class Making(ABC):
         spec: the dataflow.
 
     Attributes:
-        state: see `transitions`.
-        owner: None while the client is lost.
-        flow: edges and cursors.
-        controls: the key register and the pending slot.
-        seats: the places at the actors; None until the session has them.
         ring: committed chunks that weren't acknowledged; as many as the output's edge holds.
     """
 
     def __init__(
         self, desk: Desk, identity: tuple[str, str], owner: Peer, request: OpenSession, spec: StreamSpec
     ) -> None:
-        """Nothing is held and nothing flows."""
-        self.desk = desk
-        self.id, self.token = identity
-        self.owner: Peer | None = owner
-        self.spec = spec
-        self.chunks = request.chunks
-        self.epoch = 1
-        self.state: State = "opening"
-        self.flow = Flow(spec, request.chunks)
-        self.controls = ControlDesk(spec, desk.now)
-        self.timing = Timing(spec, desk.now, desk.stats_of(spec))
-        self.seats: Seats | None = None
+        """Nothing is made yet."""
+        super().__init__(desk, identity, owner, request, spec)
         self.ring: deque[Chunk] = deque()
-        self._snapshots: dict[int, Snapshot] = {}
         self._facts: dict[int, dict[str, Plain]] = {}
         self._told: tuple[State, int, Failure | None] = ("opening", 0, None)
         self._stalled_since = desk.now
@@ -109,79 +74,6 @@ class Making(ABC):
     @abstractmethod
     def _stage_failed(self, failure: Failure) -> None:
         """Make what lies below the failed chunk, then end."""
-
-    # --- controls ------------------------------------------------------------------------------------------------------
-
-    def on_keys(self, event: SetKeys) -> None:
-        """A newer register replaces the one before; what it offers is looked at when the turn ends."""
-        try:
-            self.controls.set_keys(event.keys, self.desk.now)
-        except ControlError as error:
-            self._refuse_control(None, error)
-        self._touch()
-
-    def on_early_control(self, event: SubmitControl) -> None:
-        """Before the stages are there only the pending slot takes a control."""
-        if event.index is None:
-            self.on_control(event)
-        else:
-            self._refuse_control(event.index, ControlError("no_room", "the session isn't ready yet", 0))
-
-    def on_control(self, event: SubmitControl) -> None:
-        """An explicit control, for the next index or for the pending slot."""
-        try:
-            control = check_control(event.control, self.spec)
-        except ControlError as error:
-            self._refuse_control(event.index, error)
-            return
-        if event.index is None:
-            self.controls.set_pending(control, self.desk.now)
-            self._touch()
-            return
-        expected = self.flow.next_control_index
-        code = self.flow.refusal(event.index)
-        if code is None:
-            self._accept(Snapshot(Applied("explicit", control)), by_index=True)
-            return
-        text = f"control {event.index} of {self.chunks}: {_REFUSALS[code]}; expected: {expected}"
-        self._refuse_control(event.index, ControlError(code, text, expected))
-
-    def on_looked(self, _event: Looked) -> None:
-        """Take controls from the slot, the one-shot and the held keys, at most one chunk ahead of the output."""
-        flow = self.flow
-        while flow.next_control_index <= flow.next_commit + AHEAD_MAX and flow.has_room_for_control():
-            snapshot = self.controls.take()
-            if snapshot is None:
-                break
-            self._accept(snapshot)
-
-    def on_late_keys(self, event: SetKeys) -> None:
-        """A register that crossed the end of the session changes nothing."""
-        self.refuse("late_controls", event)
-
-    def on_late_control(self, event: SubmitControl) -> None:
-        """No control is taken any more."""
-        self._refuse_control(
-            event.index, ControlError("ended", f"the session takes no more controls: it is {self.state}")
-        )
-
-    def _accept(self, snapshot: Snapshot, *, by_index: bool = False) -> None:
-        now = self.desk.now
-        before = self.flow.next_condition_index
-        index = self.flow.submit(snapshot.applied.control)
-        self._snapshots[index] = snapshot
-        if self.flow.condition is not None and self.flow.next_condition_index > before:
-            self.timing.entered(self.flow.condition.artifact, index, now)
-        self.timing.entered(self.spec.control, index, now)
-        self.controls.active_at = now
-        self.state = "running"
-        if snapshot.applied.source == "explicit":
-            self._tell(ControlAccepted(self.id, index, by_index))
-        self._stir()
-
-    def _refuse_control(self, index: int | None, error: ControlError) -> None:
-        self.desk.count("controls_refused", session=self.id, code=error.code)
-        self._tell(ControlRefused(self.id, index, error.code, str(error), error.expected))
 
     # --- tasks ---------------------------------------------------------------------------------------------------------
 
@@ -214,6 +106,7 @@ class Making(ABC):
             inputs=inputs,
             is_first=index == 0,
             is_last=index == self.chunks - 1,
+            reservation=self.controls.reservation() if self._is_open(stage, index) else None,
         )
         reason = misfit(task, actor.worker.limits)
         if reason is not None:
@@ -237,6 +130,7 @@ class Making(ABC):
             return
         if self.flow.stages[event.stage].started == event.index:
             self.flow.start(event.stage)
+        self._bound_early(event)
         self.timing.started(event.stage, event.index, self.desk.now)
         self._stir()
 
@@ -250,11 +144,13 @@ class Making(ABC):
         if not self._is_oldest_task(event.stage, event.index):
             self.refuse("orphans", event)
             return
-        missing = set(stage.produces).symmetric_difference(event.outputs)
-        if missing:
-            self._strike(event.stage, event.index)
+        reason = self._misbound(event)
+        if event.outputs.keys() != set(stage.produces):
             made, wanted = ", ".join(event.outputs) or "nothing", ", ".join(stage.produces)
-            self._stage_failed(Failure("stage", f"made {made} instead of {wanted}", event.stage, event.index))
+            reason = f"made {made} instead of {wanted}"
+        if reason is not None:
+            self._strike(event.stage, event.index)
+            self._stage_failed(Failure("stage", reason, event.stage, event.index))
             return
         prefetch = self.spec.prefetch
         if prefetch is not None and prefetch.refill_after == event.stage and self.state != "draining":
@@ -306,7 +202,8 @@ class Making(ABC):
     def _commit(self) -> None:
         while (outputs := self.flow.complete()) is not None:
             index = self.flow.next_commit
-            snapshot, facts = self._snapshots[index], self._facts.get(index, {})
+            snapshot, facts = self.controls.given[index], self._facts.get(index, {})
+            assert snapshot.applied is not None, "a chunk was made of a control that nobody knows"
             chunk = Chunk(self.id, index, outputs, snapshot.applied, facts, _NO_TIMES, index == self.chunks - 1)
             reason = None if self.owner is None else chunk_misfit(chunk, self.flow.stages, self.owner.limits)
             if reason is not None:
@@ -314,7 +211,7 @@ class Making(ABC):
                 self.desk.unfit[self.id] = Failure("request", text, index=index, field="frame_bytes_max")
                 return
             self.flow.commit()
-            del self._snapshots[index]
+            self.controls.committed(index)
             self._facts.pop(index, None)
             chunk = replace(chunk, timing=self.timing.committed(index, snapshot.changes_at, self.desk.now))
             if not self.ring:
@@ -336,28 +233,9 @@ class Making(ABC):
 
     # --- helpers -------------------------------------------------------------------------------------------------------
 
-    def refuse(self, reason: str, event: SessionEvent) -> None:
-        """Count something that a peer said and that changes nothing here."""
-        self.desk.count(reason, session=self.id, state=self.state, message=type(event).__name__)
-
     def _stir(self) -> None:
         self.desk.unsettled[self.id] = self
         self.desk.settle()
-
-    def _touch(self) -> None:
-        if self.state in ("ready", "running") and self.controls.offers:
-            self.desk.touched[self.id] = None
-
-    def _tell(self, message: FromBroker) -> None:
-        if self.owner is not None:
-            self.desk.send(self.owner, message)
-
-    def _timer(self, kind: Timer, in_s: float) -> None:
-        self.desk.timers.set((kind, self.id), self.desk.now + in_s)
-
-    def _drop_timers(self, *kinds: Timer) -> None:
-        for kind in kinds:
-            self.desk.timers.drop((kind, self.id))
 
     def _task_key(self, index: int) -> TaskKey:
         return self.id, self.epoch, STAGE_EPOCH, index

@@ -16,6 +16,7 @@ from reelwire.spec import StreamSpec
 from . import transitions as t
 from .desk import Desk
 from .ending import Ending, Outcome
+from .flow import RESERVED
 from .peers import Peer
 from .seats import STAGE_EPOCH, Seats
 from .transitions import TRANSITIONS
@@ -166,7 +167,20 @@ class Session(Ending):
             self.seats.check()
         assert [chunk.index for chunk in self.ring] == list(range(flow.acked, flow.next_commit)), "the ring has a gap"
         made = self.state in ("ready", "running", "draining")
-        assert set(self._snapshots) == (set(range(flow.next_commit, flow.next_control_index)) if made else set())
+        accepted = range(flow.next_commit, min(flow.next_control_index, flow.limit))
+        assert sorted(self.controls.given) == (list(accepted) if made else []), "chunks and their controls don't agree"
+        self.controls.check()
+        self._check_reservation()
         assert all(flow.next_commit <= index < flow.limit for index in self._facts), "facts of a chunk that is over"
         assert (self.outcome is not None) == (self.state in ("draining", "releasing")), "the end is known too early"
         self.timing.check(sum(edge.capacity for edge in flow.edges.values()) + 2 * len(flow.stages))
+
+    def _check_reservation(self) -> None:
+        unbound = self.controls.unbound
+        if unbound is not None:
+            stage = self.flow.stages[self._steered]
+            assert stage.finished <= unbound < self.flow.next_control_index, "a chunk was made of an open reservation"
+            held = self.flow.control.held.get(unbound)
+            assert (held is RESERVED) == (stage.started <= unbound), "an open reservation isn't on its edge"
+        takes = self.state in ("ready", "running") and self._takes_control()
+        assert not takes or self.id in self.desk.touched, "a control could be taken, and nobody looks"

@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from reelwire import messages as m
+from reelwire.broker.actors import Tenant
 from reelwire.broker.session import Session
+from reelwire.broker.turns import Turns
 from reelwire.messages import Artifact
 
 if TYPE_CHECKING:
@@ -70,9 +72,14 @@ class _Play:
             for stage in STAGES:
                 wanted = state is not None and state["running"][stage] is not None
                 if wanted and session is not None and session.seats is not None:
-                    waiting = session.seats.actor(stage).waiting
-                    if session.id in waiting:
-                        waiting.move_to_end(session.id, last=False)
+                    self._give_turn(session.seats.actor(stage).waiting, session.id)
+
+    def _give_turn(self, turns: Turns[Tenant], first: str) -> None:
+        """Let a session that waits be the next one: all that wait come anew, after it."""
+        if first in turns:
+            for name in sorted(turns, key=lambda name: name != first):
+                turns.forget(name)
+                turns.add(name, self.rig.core.sessions[name], 1.0)
 
     def operate(self, op: list[Any], name: str) -> object:
         """One operation; what it gave, in the words of the traces."""

@@ -94,8 +94,9 @@ class BrokerRig:
             self._serve(self._inbox.popleft())
 
     def open(self, key: str, chunks: int) -> str:
-        """A session that is ready."""
-        told = self.say(CLIENT, m.OpenSession(key, "world", chunks))
+        """A session that is ready, bound early and never short of credit, as the recorded ones are."""
+        credit = m.Credit(chunks, 1 << 40)
+        told = self.say(CLIENT, m.OpenSession(key, "world", chunks, control_binding="early", credit=credit))
         return next(message.session for message in told if isinstance(message, m.SessionOpened))
 
     def finish(self, stage: str) -> None:

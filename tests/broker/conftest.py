@@ -11,16 +11,18 @@ from typing import Any
 import pytest
 
 from reelwire import messages as m
+from reelwire.binding import bind
 from reelwire.broker.actions import Forget, Log, Send, Stop
 from reelwire.broker.config import BrokerConfig
 from reelwire.broker.core import BrokerCore
 from reelwire.broker.events import Received, ShutdownRequested, TurnEnded
-from reelwire.controls import Keys
+from reelwire.controls import Keys, KeyState
 from reelwire.messages import Artifact, Failure
 from reelwire.spec import Edge, Parameter, Prefetch, StageSpec, StreamSpec, TensorInput, check_registrable
 from reelwire.tensors import Inline, TensorRef
 
 VERSION = "0.1.0"
+PLENTY = m.Credit(1 << 40, 1 << 60)
 EDGES = ("encode_request", "condition", "control", "latent", "frames")
 
 
@@ -111,7 +113,8 @@ class Client(Peer):
 
     def open(self, key: str = "k", chunks: int = 5, pipeline: str = "world", **more: Any) -> str:
         """Ask for a session; its id, or an empty text when it was refused."""
-        self.say(m.OpenSession(key, pipeline, chunks, more.get("parameters", {}), more.get("tensors", {})))
+        asked = {"control_binding": "early", "credit": PLENTY, **more}
+        self.say(m.OpenSession(key, pipeline, chunks, **asked))
         answers = [x for x in self.inbox if isinstance(x, m.SessionOpened | m.SessionRefused) and x.key == key]
         return answers[-1].session if isinstance(answers[-1], m.SessionOpened) else ""
 
@@ -126,9 +129,9 @@ class Client(Peer):
         """Send the register."""
         self.say(m.SetKeys(session, keys.state))
 
-    def ack(self, session: str, chunks: int) -> None:
+    def ack(self, session: str, chunks: int, credit: m.Credit | None = None) -> None:
         """Say that all chunks below were taken."""
-        self.say(m.Ack(session, chunks))
+        self.say(m.Ack(session, chunks, PLENTY if credit is None else credit))
 
     def end(self, session: str, mode: m.EndMode = "drain") -> None:
         """Ask for the end."""
@@ -151,7 +154,8 @@ class Client(Peer):
 class Worker(Peer):
     """A worker that initializes and releases at once, and runs tasks when the test says so.
 
-    `jobs` holds per stage what it has and didn't finish, oldest first; the first one has started.
+    `jobs` holds per stage what it has and didn't finish, oldest first; the first one has started. A reservation is bound
+    when it starts, to the newest register that is in `keys`; `bound` holds to what.
     """
 
     def __init__(self, rig: Rig, route: bytes, name: str) -> None:
@@ -160,6 +164,8 @@ class Worker(Peer):
         self.jobs: dict[str, deque[m.RunTask]] = {}
         self.silent: set[type] = set()
         self.starts = True
+        self.keys: dict[str, KeyState] = {}
+        self.bound: dict[tuple[str, int], m.Applied] = {}
 
     def hello(self, spec: StreamSpec | None = None, **more: Any) -> Worker:
         """Attach and load the weights at once."""
@@ -189,6 +195,8 @@ class Worker(Peer):
                 kept = [job for i, job in enumerate(jobs) if job.session != message.session or i == 0]
                 self.jobs[message.stage] = deque(kept)
                 self.rig.later(lambda: self.released(message))
+            case m.SetStageKeys():
+                self.keys[message.session] = message.keys
             case m.RunTask():
                 self.jobs[message.stage].append(message)
                 if len(self.jobs[message.stage]) == 1:
@@ -207,9 +215,19 @@ class Worker(Peer):
         self.say(m.StageReleased(x.session, x.stage, x.epoch, x.stage_epoch))
 
     def started(self, x: m.RunTask) -> None:
-        """Say that a task began."""
+        """Say that a task began, and what its reservation is bound to."""
+        applied = self.applied(x)
         if self.starts:
-            self.say(m.TaskStarted(x.session, x.stage, x.epoch, x.stage_epoch, x.index))
+            self.say(m.TaskStarted(x.session, x.stage, x.epoch, x.stage_epoch, x.index, applied))
+
+    def applied(self, x: m.RunTask) -> m.Applied | None:
+        """What a task's reservation was bound to, or is now."""
+        if x.reservation is None:
+            return None
+        at = (x.session, x.index)
+        if at not in self.bound:
+            self.bound[at] = bind(x.reservation, self.keys.get(x.session, KeyState()))
+        return self.bound[at]
 
     def finish(self, stage: str, **more: Any) -> m.RunTask:
         """Finish the running task of a stage; the next one starts."""
@@ -217,7 +235,8 @@ class Worker(Peer):
         produces = world().stage(stage).produces if stage in ("encode", "denoise", "decode") else (stage + "_out",)
         outputs = {name: Artifact({"from": f"{task.session}/{name}/{task.index}"}) for name in produces}
         outputs = more.get("outputs", outputs)
-        self.say(done(task, outputs, more.get("facts", {stage: task.index})))
+        facts = more.get("facts", {stage: task.index})
+        self.say(done(task, outputs, facts, applied=more.get("applied", self.applied(task))))
         self._next(stage)
         return task
 
@@ -243,9 +262,10 @@ class Worker(Peer):
             self.started(self.jobs[stage][0])
 
 
-def done(task: m.RunTask, outputs: Mapping[str, Artifact], facts: Mapping[str, Any]) -> m.TaskDone:
+def done(task: m.RunTask, outputs: Mapping[str, Artifact], facts: Mapping[str, Any], **more: Any) -> m.TaskDone:
     """The result of a task."""
-    return m.TaskDone(task.session, task.stage, task.epoch, task.stage_epoch, task.index, outputs, facts, 0.01)
+    at = (task.session, task.stage, task.epoch, task.stage_epoch)
+    return m.TaskDone(*at, task.index, outputs, facts, 0.01, **more)
 
 
 class Rig:
@@ -344,11 +364,72 @@ class Rig:
         return int(str(counters.get(name, 0)))
 
 
+class Stream:
+    """A ready session with its client and its worker."""
+
+    def __init__(self, rig: Rig, chunks: int = 8, *, asked: Mapping[str, Any] | None = None, **worker: Any) -> None:
+        self.rig = rig
+        self.worker = rig.worker(**worker)
+        self.client = rig.client()
+        self.id = self.client.open(chunks=chunks, **(asked or {}))
+        self.keys = Keys(world())
+        assert self.client.state(self.id)[0] == "ready"
+
+    @property
+    def session(self) -> Any:
+        """The broker's side of it."""
+        return self.rig.core.sessions[self.id]
+
+    def press(self, *names: str) -> None:
+        """Hold keys."""
+        for name in names:
+            self.keys.press(name)
+        self.client.keys(self.id, self.keys)
+
+    def release(self, *names: str) -> None:
+        """Let go of keys."""
+        for name in names:
+            self.keys.release(name)
+        self.client.keys(self.id, self.keys)
+
+    def make(self, chunks: int = 1, *, ack: bool = True) -> None:
+        """Let so many more chunks be made; conditions come when they are needed."""
+        for _ in range(chunks):
+            while not self.worker.jobs["denoise"]:
+                self.worker.finish("encode")
+            self.worker.finish("denoise")
+            self.worker.finish("decode")
+            if ack:
+                self.client.ack(self.id, len(self.got()))
+            self.rig.turn()
+
+    def got(self) -> list[m.Chunk]:
+        """Chunks that the client has."""
+        return self.client.chunks(self.id)
+
+    def cursors(self) -> tuple[int, int]:
+        """Nc and nx."""
+        return self.session.flow.next_condition_index, self.session.flow.next_control_index
+
+    def queued(self, stage: str) -> list[int]:
+        """What the worker has to do."""
+        return [task.index for task in self.worker.jobs[stage]]
+
+
 @pytest.fixture
 def kit() -> Any:
     """What tests of the core take from here: importlib mode has no module to import from."""
     return types.SimpleNamespace(
-        Rig=Rig, Client=Client, Worker=Worker, world=world, image=image, keys_of=keys_of, done=done, VERSION=VERSION
+        Rig=Rig,
+        Client=Client,
+        Worker=Worker,
+        Stream=Stream,
+        world=world,
+        image=image,
+        keys_of=keys_of,
+        done=done,
+        VERSION=VERSION,
+        PLENTY=PLENTY,
     )
 
 

@@ -19,7 +19,7 @@ def kept(session: Any) -> dict[str, int]:
     """How much a session remembers."""
     return {
         "held": sum(len(edge.held) for edge in session.flow.edges.values()),
-        "snapshots": len(session._snapshots),
+        "given": len(session.controls.given),
         "facts": len(session._facts),
         "timing": len(session.timing._chunks),
         "ring": len(session.ring),

@@ -8,69 +8,16 @@ import pytest
 
 from reelwire import messages as m
 from reelwire.broker.config import BrokerConfig
-from reelwire.controls import Keys, KeyState
+from reelwire.controls import KeyState
 from reelwire.messages import Artifact
 
 
-class Stream:
-    """A ready session with its client and its worker."""
-
-    def __init__(self, rig: Any, kit: Any, chunks: int = 8, **worker: Any) -> None:
-        self.rig = rig
-        self.worker = rig.worker(**worker)
-        self.client = rig.client()
-        self.id = self.client.open(chunks=chunks)
-        self.keys = Keys(kit.world())
-        assert self.client.state(self.id)[0] == "ready"
-
-    @property
-    def session(self) -> Any:
-        """The broker's side of it."""
-        return self.rig.core.sessions[self.id]
-
-    def press(self, *names: str) -> None:
-        """Hold keys."""
-        for name in names:
-            self.keys.press(name)
-        self.client.keys(self.id, self.keys)
-
-    def release(self, *names: str) -> None:
-        """Let go of keys."""
-        for name in names:
-            self.keys.release(name)
-        self.client.keys(self.id, self.keys)
-
-    def make(self, chunks: int = 1, *, ack: bool = True) -> None:
-        """Let so many more chunks be made; conditions come when they are needed."""
-        for _ in range(chunks):
-            while not self.worker.jobs["denoise"]:
-                self.worker.finish("encode")
-            self.worker.finish("denoise")
-            self.worker.finish("decode")
-            if ack:
-                self.client.ack(self.id, len(self.got()))
-            self.rig.turn()
-
-    def got(self) -> list[m.Chunk]:
-        """Chunks that the client has."""
-        chunks: list[m.Chunk] = self.client.chunks(self.id)
-        return chunks
-
-    def cursors(self) -> tuple[int, int]:
-        """Nc and nx."""
-        return self.session.flow.next_condition_index, self.session.flow.next_control_index
-
-    def queued(self, stage: str) -> list[int]:
-        """What the worker has to do."""
-        return [task.index for task in self.worker.jobs[stage]]
-
-
 @pytest.fixture
-def stream(rig: Any, kit: Any) -> Stream:
-    return Stream(rig, kit)
+def stream(rig: Any, kit: Any) -> Any:
+    return kit.Stream(rig)
 
 
-def test_streaming_02_two_conditions_run_before_any_control(stream: Stream) -> None:
+def test_streaming_02_two_conditions_run_before_any_control(stream: Any) -> None:
     """When the session becomes ready both are sent; what encode ends brings no more."""
     assert stream.queued("encode") == [0, 1]
     stream.worker.finish("encode")
@@ -79,7 +26,7 @@ def test_streaming_02_two_conditions_run_before_any_control(stream: Stream) -> N
     assert stream.queued("encode") == []
 
 
-def test_streaming_02_a_control_does_not_start_an_encode(stream: Stream) -> None:
+def test_streaming_02_a_control_does_not_start_an_encode(stream: Any) -> None:
     """The window that it opens is filled when its denoise ends."""
     stream.worker.finish("encode")
     stream.worker.finish("encode")
@@ -89,7 +36,7 @@ def test_streaming_02_a_control_does_not_start_an_encode(stream: Stream) -> None
     assert stream.queued("encode") == [2]
 
 
-def test_streaming_03_duplicate_control_is_refused_and_changes_nothing(stream: Stream) -> None:
+def test_streaming_03_duplicate_control_is_refused_and_changes_nothing(stream: Any) -> None:
     """Each fault of the index has its code and says what was expected."""
     assert stream.client.submit(stream.id, 0) == m.ControlAccepted(stream.id, 0)
     before = stream.cursors()
@@ -101,7 +48,7 @@ def test_streaming_03_duplicate_control_is_refused_and_changes_nothing(stream: S
 
 def test_streaming_03_a_control_without_room_is_refused_and_accepted_later(kit: Any) -> None:
     """No room isn't an error of the index: the same control is taken when a denoise has started."""
-    stream = Stream(kit.Rig(), kit)
+    stream = kit.Stream(kit.Rig())
     for index in range(2):
         assert isinstance(stream.client.submit(stream.id, index), m.ControlAccepted)
     refused = stream.client.submit(stream.id, 2)
@@ -110,7 +57,7 @@ def test_streaming_03_a_control_without_room_is_refused_and_accepted_later(kit: 
     assert isinstance(stream.client.submit(stream.id, 2), m.ControlAccepted)
 
 
-def test_streaming_07_the_refill_is_in_the_step_that_sends_the_latent(stream: Stream) -> None:
+def test_streaming_07_the_refill_is_in_the_step_that_sends_the_latent(stream: Any) -> None:
     """One event brings the next condition's task and the decode."""
     stream.client.submit(stream.id, 0)
     stream.worker.finish("encode")
@@ -121,7 +68,7 @@ def test_streaming_07_the_refill_is_in_the_step_that_sends_the_latent(stream: St
     assert [(task.stage, task.index) for task in new] == [("encode", 2), ("decode", 0)]
 
 
-def test_streaming_09_denoise_gets_condition_and_control_of_its_chunk(stream: Stream, kit: Any) -> None:
+def test_streaming_09_denoise_gets_condition_and_control_of_its_chunk(stream: Any, kit: Any) -> None:
     """Whatever arrives first, a task's inputs are of one index."""
     for index, key in enumerate("wa"):
         stream.client.submit(stream.id, index, kit.keys_of(key))
@@ -136,7 +83,7 @@ def test_streaming_09_denoise_gets_condition_and_control_of_its_chunk(stream: St
         stream.worker.finish("denoise")
 
 
-def test_streaming_10_waiting_in_a_mailbox_still_counts(stream: Stream) -> None:
+def test_streaming_10_waiting_in_a_mailbox_still_counts(stream: Any) -> None:
     """The second condition waits at the actor, and its request keeps its place until it starts."""
     edge = stream.session.flow.edges["encode_request"]
     assert stream.queued("encode") == [0, 1]
@@ -149,7 +96,7 @@ def test_streaming_10_waiting_in_a_mailbox_still_counts(stream: Stream) -> None:
 def test_streaming_11_an_actor_has_one_running_and_its_mailbox(kit: Any, mailbox: int) -> None:
     """No more tasks are sent, over all sessions, than the worker announced to take."""
     rig = kit.Rig()
-    stream = Stream(rig, kit, mailbox=mailbox)
+    stream = kit.Stream(rig, mailbox=mailbox)
     for key in "abc":
         stream.client.open(key)
     assert len(stream.worker.jobs["encode"]) == 1 + mailbox
@@ -157,7 +104,7 @@ def test_streaming_11_an_actor_has_one_running_and_its_mailbox(kit: Any, mailbox
     assert len(stream.worker.jobs["encode"]) == 1 + mailbox
 
 
-def test_streaming_11_at_most_two_chunks_are_unacknowledged(stream: Stream) -> None:
+def test_streaming_11_at_most_two_chunks_are_unacknowledged(stream: Any) -> None:
     """The third is made when the first was taken."""
     stream.press("w")
     stream.rig.turn()
@@ -170,7 +117,7 @@ def test_streaming_11_at_most_two_chunks_are_unacknowledged(stream: Stream) -> N
     assert stream.queued("decode") == [2]
 
 
-def test_streaming_14_the_messages_of_a_turn_are_applied_before_the_look(stream: Stream) -> None:
+def test_streaming_14_the_messages_of_a_turn_are_applied_before_the_look(stream: Any) -> None:
     """A press and a release that arrive together give one chunk of the one-shot, and no more."""
     stream.press("w")
     stream.release("w")
@@ -182,7 +129,7 @@ def test_streaming_14_the_messages_of_a_turn_are_applied_before_the_look(stream:
     assert (chunk.applied.source, chunk.applied.control.values["keys"]) == ("tap", ["w"])
 
 
-def test_streaming_14_an_explicit_control_by_index_is_taken_at_once(stream: Stream, kit: Any) -> None:
+def test_streaming_14_an_explicit_control_by_index_is_taken_at_once(stream: Any, kit: Any) -> None:
     """It doesn't wait for the end of the turn; keys come after it."""
     stream.press("w")
     assert stream.client.submit(stream.id, 0, kit.keys_of("s")) == m.ControlAccepted(stream.id, 0)
@@ -191,7 +138,7 @@ def test_streaming_14_an_explicit_control_by_index_is_taken_at_once(stream: Stre
     assert [chunk.applied.source for chunk in stream.got()] == ["explicit", "tap"]
 
 
-def test_streaming_14_the_pending_slot_goes_where_there_is_room(stream: Stream, kit: Any) -> None:
+def test_streaming_14_the_pending_slot_goes_where_there_is_room(stream: Any, kit: Any) -> None:
     """Without an index the newest one is applied to the next free chunk, and the client hears which."""
     assert stream.client.submit(stream.id, None, kit.keys_of("a")) is None
     assert stream.client.submit(stream.id, None, kit.keys_of("d")) is None
@@ -201,7 +148,7 @@ def test_streaming_14_the_pending_slot_goes_where_there_is_room(stream: Stream, 
     assert stream.got()[0].applied.control == kit.keys_of("d")
 
 
-def test_streaming_14_a_running_chunk_keeps_its_control(stream: Stream) -> None:
+def test_streaming_14_a_running_chunk_keeps_its_control(stream: Any) -> None:
     """A release changes later chunks only."""
     stream.press("w")
     stream.rig.turn()
@@ -212,7 +159,7 @@ def test_streaming_14_a_running_chunk_keeps_its_control(stream: Stream) -> None:
     assert stream.cursors()[1] == 2
 
 
-def test_streaming_15_a_held_key_is_one_chunk_ahead_and_no_more(stream: Stream) -> None:
+def test_streaming_15_a_held_key_is_one_chunk_ahead_and_no_more(stream: Any) -> None:
     """Submitted <= output + 1, after each output again; without a key the session waits."""
     stream.press("w")
     for output in range(4):
@@ -228,7 +175,7 @@ def test_streaming_15_a_held_key_is_one_chunk_ahead_and_no_more(stream: Stream) 
     assert [chunk.applied.source for chunk in stream.got()] == ["tap", *["held"] * 5]
 
 
-def test_streaming_15_the_grant_follows_the_output(stream: Stream) -> None:
+def test_streaming_15_the_grant_follows_the_output(stream: Any) -> None:
     """Controls below it are accepted; it is one beyond what is output, and never goes back."""
     grants = [stream.client.state(stream.id)[1]]
     for index in range(8):
@@ -240,7 +187,7 @@ def test_streaming_15_the_grant_follows_the_output(stream: Stream) -> None:
     assert grants == [2, 3, 4, 5, 6, 7, 8, 8]
 
 
-def test_streaming_16_a_chunk_says_its_control_its_facts_and_its_times(stream: Stream) -> None:
+def test_streaming_16_a_chunk_says_its_control_its_facts_and_its_times(stream: Any) -> None:
     """What was applied with the revision of the keys, what the stages told, and when it passed each stage."""
     stream.press("w")
     stream.rig.turn()
@@ -260,7 +207,7 @@ def test_streaming_16_a_chunk_says_its_control_its_facts_and_its_times(stream: S
 
 
 @pytest.mark.parametrize("control", [Artifact({"keys": ["q"]}), Artifact({}, {})])
-def test_streaming_17_an_unknown_key_is_refused_and_the_session_goes_on(stream: Stream, control: Artifact) -> None:
+def test_streaming_17_an_unknown_key_is_refused_and_the_session_goes_on(stream: Any, control: Artifact) -> None:
     """By index, in the slot, in the register: refused with a code, and the next right one is accepted."""
     code = stream.client.submit(stream.id, 0, control).code
     assert code == ("unknown_key" if control.values else "malformed")
@@ -276,7 +223,7 @@ def test_streaming_17_an_unknown_key_is_refused_and_the_session_goes_on(stream: 
 
 def test_streaming_34_an_oversized_control_is_refused(kit: Any) -> None:
     """The session isn't touched by it, nor is its client."""
-    stream = Stream(kit.Rig(BrokerConfig(control_bytes_max=1000)), kit)
+    stream = kit.Stream(kit.Rig(BrokerConfig(control_bytes_max=1000)))
     stream.client.say(m.SubmitControl(stream.id, 0, kit.keys_of("w")), nbytes=1001)
     stream.client.say(m.SetKeys(stream.id, KeyState(1, ("w",))), nbytes=1001)
     assert [(x.index, x.code) for x in stream.client.heard(m.ControlRefused)] == [(0, "malformed"), (None, "malformed")]
@@ -285,7 +232,7 @@ def test_streaming_34_an_oversized_control_is_refused(kit: Any) -> None:
 
 def test_streaming_18_chunks_come_in_order_with_a_last_one(kit: Any) -> None:
     """The stages are told which chunk is first and which is last; so is the client."""
-    stream = Stream(kit.Rig(), kit, chunks=3)
+    stream = kit.Stream(kit.Rig(), chunks=3)
     stream.press("w")
     stream.rig.turn()
     stream.make(3)
@@ -295,7 +242,7 @@ def test_streaming_18_chunks_come_in_order_with_a_last_one(kit: Any) -> None:
         assert [(task.is_first, task.is_last) for task in tasks] == [(True, False), (False, False), (False, True)]
 
 
-def test_streaming_19_the_ring_holds_what_was_not_acknowledged(stream: Stream) -> None:
+def test_streaming_19_the_ring_holds_what_was_not_acknowledged(stream: Any) -> None:
     """An acknowledgement empties it up to its cursor; an older one and one beyond the end do no harm."""
     stream.press("w")
     stream.rig.turn()
@@ -309,7 +256,7 @@ def test_streaming_19_the_ring_holds_what_was_not_acknowledged(stream: Stream) -
     assert stream.rig.counter("acks_beyond_the_end") == 1
 
 
-def test_streaming_23_old_double_and_stray_results_are_counted_and_dropped(stream: Stream, kit: Any) -> None:
+def test_streaming_23_old_double_and_stray_results_are_counted_and_dropped(stream: Any, kit: Any) -> None:
     """Another epoch, a result twice, one that was never asked for, one out of turn, one of a stage it hasn't."""
     task = stream.worker.jobs["encode"][0]
     outputs = {"condition": Artifact()}
@@ -329,7 +276,7 @@ def test_streaming_23_old_double_and_stray_results_are_counted_and_dropped(strea
     assert [chunk.index for chunk in stream.got()] == [0, 1]
 
 
-def test_streaming_23_another_workers_word_about_a_session_is_dropped(stream: Stream) -> None:
+def test_streaming_23_another_workers_word_about_a_session_is_dropped(stream: Any) -> None:
     """Only the worker that holds a stage speaks for it."""
     other = stream.rig.worker("other")
     other.say(m.TaskDone(stream.id, "encode", 1, 1, 0, {"condition": Artifact()}, {}, 0.0))
@@ -340,7 +287,7 @@ def test_streaming_23_another_workers_word_about_a_session_is_dropped(stream: St
 def test_a_result_implies_its_start(kit: Any) -> None:
     """A worker whose TaskStarted never came isn't stuck: its result says as much."""
     rig = kit.Rig()
-    stream = Stream(rig, kit)
+    stream = kit.Stream(rig)
     stream.worker.starts = False
     stream.press("w")
     rig.turn()
@@ -351,7 +298,7 @@ def test_a_result_implies_its_start(kit: Any) -> None:
 def test_streaming_29_the_clock_of_a_chunk_starts_with_its_control(kit: Any) -> None:
     """Conditions that were made long before don't start it; from key to frame is measured besides."""
     rig = kit.Rig()
-    stream = Stream(rig, kit)
+    stream = kit.Stream(rig)
     stream.worker.finish("encode")
     stream.worker.finish("encode")
     rig.advance(10.0)
@@ -376,7 +323,7 @@ def test_streaming_29_the_clock_of_a_chunk_starts_with_its_control(kit: Any) -> 
 def test_streaming_29_another_anchor_starts_it_earlier(kit: Any, anchor: str | None, latency_s: float) -> None:
     """Without an anchor the first external input counts, which here is the prefetched condition."""
     rig = kit.Rig()
-    stream = Stream(rig, kit, spec=kit.world(latency_anchor=anchor))
+    stream = kit.Stream(rig, spec=kit.world(latency_anchor=anchor))
     stream.worker.finish("encode")
     rig.now += 2.0
     stream.client.submit(stream.id, 0)
@@ -389,7 +336,7 @@ def test_streaming_29_another_anchor_starts_it_earlier(kit: Any, anchor: str | N
 def test_streaming_30_periods_and_idle_causes_are_reported(kit: Any) -> None:
     """Per session and in sum: chunks, periods, and what each stage waited for; numbers outlive the session."""
     rig = kit.Rig()
-    stream = Stream(rig, kit, chunks=3)
+    stream = kit.Stream(rig, chunks=3)
     stream.press("w")
     rig.turn()
     for _ in range(3):
@@ -409,7 +356,7 @@ def test_streaming_30_periods_and_idle_causes_are_reported(kit: Any) -> None:
 def test_streaming_30_waiting_behind_another_session_is_named(kit: Any) -> None:
     """A stage that could go on but for its actor says so; a full output says credit."""
     rig = kit.Rig()
-    stream = Stream(rig, kit)
+    stream = kit.Stream(rig)
     second = stream.client.open("second")
     stream.press("w")
     rig.turn()
@@ -426,7 +373,7 @@ def test_streaming_30_waiting_behind_another_session_is_named(kit: Any) -> None:
     assert shown[stream.id]["decode"] == "credit"
 
 
-def test_numbers_are_told_to_the_owner_only(stream: Stream) -> None:
+def test_numbers_are_told_to_the_owner_only(stream: Any) -> None:
     """Another client's question, and one about nobody, is answered with nothing."""
     other = stream.rig.client(b"other")
     for name in (stream.id, "nobody"):
@@ -434,7 +381,7 @@ def test_numbers_are_told_to_the_owner_only(stream: Stream) -> None:
         assert other.last(m.Metrics) == m.Metrics(3, name, {})
 
 
-def test_status_is_answered(stream: Stream) -> None:
+def test_status_is_answered(stream: Any) -> None:
     """The same plain data that the core gives, under the number of the question."""
     stream.client.say(m.AskStatus(9))
     status = stream.client.last(m.Status)

@@ -68,7 +68,8 @@ class Chaos:
         if self.clients:
             self.names += 1
             client, chunks = self.random.choice(self.clients), self.random.randint(1, 8)
-            session = client.open(f"k{self.names}", chunks)
+            binding = self.random.choice(("late", "late", "early"))
+            session = client.open(f"k{self.names}", chunks, control_binding=binding)
             if session:
                 self.sessions[session] = (client, chunks, Keys(self.spec))
 
@@ -151,9 +152,13 @@ class Chaos:
         session = self.random.choice([*self.sessions, "nobody"])
         stage, index = self.random.choice(STAGES), self.random.randint(0, 8)
         at = (session, stage, self.random.choice((1, 1, 0)), 1)
+        keys = Artifact({"keys": ["w"], "reset_pose": False})
+        applied = m.Applied(self.random.choice(("tap", "held", "still", "explicit")), keys, 1, index, 0)
         lies: list[Any] = [
             m.TaskStarted(*at, index),
+            m.TaskStarted(*at, index, applied),
             m.TaskDone(*at, index, {}, {}, 0.0),
+            m.TaskDone(*at, index, {"latent": Artifact()}, {}, 0.0, applied),
             m.StageInitialized(*at, Artifact(), 5),
             m.StageReleased(*at),
             m.StageFailed(*at, self.random.choice(("run", "initialize", "release")), index, Failure("stage", "a lie")),
@@ -189,6 +194,19 @@ class Chaos:
             self.rig.advance(1.0)
 
 
+def check_applied(chaos: Chaos, chunks: list[m.Chunk]) -> None:
+    """Each chunk says what its actor bound it to; one-shots are applied once, in order, and cursors never go back."""
+    bound = {at: applied for worker in chaos.rig.peers.values() for at, applied in getattr(worker, "bound", {}).items()}
+    taps = [chunk.applied.tap_revision for chunk in chunks if chunk.applied.source == "tap"]
+    assert taps == sorted(set(taps))
+    cursors = [(chunk.applied.tap_revision, chunk.applied.pose_revision) for chunk in chunks]
+    assert cursors == sorted(cursors)
+    for chunk in chunks:
+        applied = chunk.applied
+        assert bound.get((chunk.session, chunk.index), applied) == applied
+        assert (applied.source == "still") <= ((chunk.session, chunk.index) in bound)
+
+
 @pytest.mark.parametrize("seed", SEEDS)
 def test_streaming_18_any_schedule_delivers_in_order_once_and_ends(kit: Any, seed: int) -> None:
     """Whatever happens: chunks come in order, each once; every session ends; nothing is left in a table."""
@@ -204,6 +222,7 @@ def test_streaming_18_any_schedule_delivers_in_order_once_and_ends(kit: Any, see
             assert len(got) == chunks
         for chunk in client.chunks(name):
             assert chunk.outputs["frames"].values == {"from": f"{name}/frames/{chunk.index}"}
+        check_applied(chaos, client.chunks(name))
     status = chaos.rig.core.status()
     for worker in status["workers"]:
         assert all(stage["sessions"] == stage["tasks"] == stage["cache_bytes"] == 0 for stage in worker["stages"])

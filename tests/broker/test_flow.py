@@ -32,7 +32,7 @@ def fill(flow: Flow) -> None:
 
 def run(flow: Flow, stage: str) -> int:
     """One task from the start to the end."""
-    index, _ = flow.dispatch(stage)
+    index = flow.dispatch(stage)
     flow.start(stage)
     return flow.finish(stage, {edge.artifact: Artifact({"at": index}) for edge in flow.stages[stage].produces})
 
@@ -164,7 +164,8 @@ def test_streaming_09_the_join_is_by_index(flow: Flow) -> None:
     flow.submit(Artifact({"number": 0}))
     flow.submit(Artifact({"number": 1}))
     for index in range(2):
-        got, inputs = flow.dispatch("denoise")
+        got, inputs = flow.peek("denoise")
+        assert flow.dispatch("denoise") == got
         assert got == index
         assert inputs["control"].values == {"number": index}
         assert inputs["condition"].values == {"at": index}
