@@ -40,7 +40,7 @@ MEMORY_FILES = {"workers": {"memory", "loop", "runner", "values", "supervisor"},
 # What stands on the first row: the SDK and the commands. They may import each other, downward.
 FACE = (
     "client_events", "client_view", "client_desk", "client_streams", "client_core", "client_values", "client_loop",
-    "client_values", "client_session", "client", "__init__", "settings", "poses", "commands", "cli", "__main__",
+    "client_values", "client_session", "client", "__init__", "settings", "poses", "timeline", "commands", "cli", "__main__",
 )  # fmt: skip
 
 ZMQ = {"zmq"}

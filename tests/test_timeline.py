@@ -1,0 +1,131 @@
+"""The picture and the trace of a session's chunks."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from reelwire import timeline
+from reelwire.parts import ChunkTiming, StageTiming
+from reelwire.spec import StreamSpec
+from reelwire.timeline import BAND_CHUNKS, BANDS_MAX, WIDTH, Chunks, control_at, draw_timeline, save_timeline, trace
+from reelwire.workers.emulated import Emulation, emulated_spec
+
+SPEC: StreamSpec = emulated_spec(Emulation())
+PERIOD = 0.15
+
+
+def chunks(count: int, *, waited_for: str = "input:control", control_s: bool = True) -> Chunks:
+    """A session whose client reacts: each chunk's control comes when the chunk before was committed."""
+    made = []
+    for index in range(count):
+        begin = 0.03 + index * PERIOD
+        encoded = begin - 0.03
+        stages = {
+            "encode": StageTiming(encoded, encoded, encoded, encoded + 0.02, "input:encode_request", 0.05),
+            "denoise": StageTiming(begin, begin, begin, begin + 0.12, waited_for, 0.02 if waited_for else 0.0),
+            "decode": StageTiming(begin + 0.12, begin + 0.12, begin + 0.12, begin + 0.145, "input:latent", 0.12),
+        }
+        made.append((index, ChunkTiming(begin + 0.145, 0.145, PERIOD, stages, begin if control_s else None)))
+    return made
+
+
+def colours(picture: Image.Image) -> set[tuple[int, ...]]:
+    """Every colour in a picture."""
+    return {tuple(map(int, pixel)) for pixel in np.unique(np.asarray(picture).reshape(-1, 3), axis=0)}
+
+
+def test_the_picture_is_a_function_of_the_timings() -> None:
+    """The same chunks give the same pixels, others give others."""
+    one, again, other = (draw_timeline(SPEC, each) for each in (chunks(8), chunks(8), chunks(9)))
+    assert one.mode == "RGB"
+    assert one.width == WIDTH
+    assert one.tobytes() == again.tobytes()
+    assert one.tobytes() != other.tobytes()
+
+
+def test_each_chunk_has_its_colour_and_each_cause_its_own() -> None:
+    """Bars of six chunks show six colours; a cause that nothing waited for shows none."""
+    found = colours(draw_timeline(SPEC, chunks(6)))
+    assert set(timeline._CHUNKS) <= found
+    assert set(timeline._CAUSES[:3]) <= found
+    assert not set(timeline._CAUSES[3:]) & found
+    assert not set(timeline._CAUSES[2:]) & colours(draw_timeline(SPEC, chunks(6, waited_for="")))
+
+
+@pytest.mark.parametrize(
+    "cause", ["edge:latent", "credit", "actor_busy", "pace", "placement", "something new", "edge:x"]
+)
+def test_any_cause_can_be_drawn(cause: str) -> None:
+    """Also one that this version has no words for, or whose artifact the spec doesn't have."""
+    assert draw_timeline(SPEC, chunks(5, waited_for=cause)).height > 0
+    assert trace(SPEC, chunks(5, waited_for=cause))["traceEvents"]
+
+
+def test_long_sessions_go_on_in_bands_up_to_a_limit() -> None:
+    """A band holds so many chunks; what is beyond the last band is left out."""
+    heights = [draw_timeline(SPEC, chunks(count)).height for count in (1, BAND_CHUNKS, BAND_CHUNKS + 1)]
+    assert heights[0] == heights[1] < heights[2]
+    most = draw_timeline(SPEC, chunks(BAND_CHUNKS * BANDS_MAX))
+    assert draw_timeline(SPEC, chunks(BAND_CHUNKS * BANDS_MAX + 50)).height == most.height
+
+
+@pytest.mark.parametrize("count", [0, 1])
+def test_hardly_any_chunk_can_be_drawn(count: int) -> None:
+    """Nothing, and a single chunk."""
+    assert draw_timeline(SPEC, chunks(count), "a title").width == WIDTH
+    assert trace(SPEC, chunks(count))["traceEvents"]
+
+
+def test_a_chunk_without_a_stage_that_settled_is_drawn() -> None:
+    """A stage that settled doesn't run for later chunks: their bars stand without an arrow from it."""
+    held = chunks(4)
+    for _, timing in held[2:]:
+        assert isinstance(timing.stages, dict)
+        del timing.stages["encode"]
+    assert draw_timeline(SPEC, held).width == WIDTH
+
+
+def test_a_control_is_where_the_broker_said_or_where_the_clock_began() -> None:
+    """Peers of an older version don't say when a control was accepted."""
+    (_, said), (_, silent) = chunks(1)[0], chunks(1, control_s=False)[0]
+    assert control_at(said) == pytest.approx(control_at(silent)) == pytest.approx(0.03)
+
+
+def test_the_trace_has_a_track_for_every_row_and_the_same_times() -> None:
+    """Chrome's format: names of tracks, bars in microseconds, waits with their cause, controls and commits as points."""
+    events = trace(SPEC, chunks(3), "mine")["traceEvents"]
+    names = {event["tid"]: event["args"]["name"] for event in events if event["name"] == "thread_name"}
+    assert list(names.values()) == [
+        "control",
+        "encode",
+        "encode waits",
+        "denoise",
+        "denoise waits",
+        "decode",
+        "decode waits",
+        "commit",
+    ]
+    (bar,) = [event for event in events if event["name"] == "denoise 1"]
+    assert names[bar["tid"]] == "denoise"
+    assert (bar["ph"], bar["ts"], bar["dur"]) == ("X", 180_000, 120_000)
+    waits = [event for event in events if event.get("cat") == "wait"]
+    assert {names[event["tid"]] for event in waits} == {"encode waits", "denoise waits", "decode waits"}
+    assert {"control", "latent", "encode_request"} == {event["name"] for event in waits}
+    points = [(event["name"], event["ts"]) for event in events if event["ph"] == "i"]
+    assert ("control 2", 330_000) in points
+    assert ("commit 2", 475_000) in points
+
+
+def test_both_are_saved_beside_each_other(tmp_path: Path) -> None:
+    """A PNG, and the trace under its name."""
+    beside = save_timeline(tmp_path / "mine.png", SPEC, chunks(3))
+    assert beside == tmp_path / "mine.trace.json"
+    with Image.open(tmp_path / "mine.png") as picture:
+        assert picture.format == "PNG"
+    assert json.loads(beside.read_text())["displayTimeUnit"] == "ms"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["mine.png", "mine.trace.json"]
