@@ -11,18 +11,18 @@ import errno
 import fcntl
 import mmap
 import os
-import re
 import secrets
 import stat
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+from .tensors import MEMORY_NAME
+
 VARIABLE = "REELWIRE_SHARED_MEMORY"
 """Names the folder to use in place of `/dev/shm`."""
 
 LOCK, PROBE = "lock", "probe"
-NAME = re.compile(r"[a-z0-9-]{1,64}")
 _TRIES_MAX = 100
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK  # a pipe in a file's place must not make us wait
@@ -46,7 +46,7 @@ def reap(base: Path | None = None) -> list[str]:
     with contextlib.suppress(OSError), opened(path) as root:
         for name in sorted(os.listdir(root)):  # noqa: PTH208
             with contextlib.suppress(OSError):
-                if NAME.fullmatch(name) and _reaped(name, root):
+                if MEMORY_NAME.fullmatch(name) and _reaped(name, root):
                     reaped.append(name)
         with contextlib.suppress(OSError):
             path.rmdir()

@@ -27,9 +27,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from .parts import SegmentUse
-from .segment_files import NAME, PROBE, OwnFolder, exists, folder_of_user, mapping, opened, opened_file
+from .segment_files import PROBE, OwnFolder, exists, folder_of_user, mapping, opened, opened_file
 from .segment_files import reap as reap
-from .tensors import Shared
+from .tensors import MEMORY_NAME, Shared
 
 PROBE_BYTES = 16
 SEGMENT_BYTES_MIN = 64 << 10
@@ -312,7 +312,7 @@ class Reader:
     @contextlib.contextmanager
     def _opened(self, owner: str) -> Iterator[tuple[int, int]]:
         """Descriptors of the user's folder and of a producer's in it."""
-        if not NAME.fullmatch(owner):
+        if not MEMORY_NAME.fullmatch(owner):
             raise FileNotFoundError(errno.ENOENT, "no name of a producer", owner)
         with opened(self._root) as root, opened(owner, root) as folder:
             yield root, folder
@@ -323,7 +323,7 @@ class Reader:
         owner, segment = key
         try:
             with self._opened(owner) as (root, folder):
-                if not NAME.fullmatch(segment):
+                if not MEMORY_NAME.fullmatch(segment):
                     raise FileNotFoundError(errno.ENOENT, "no name of a segment", segment)
                 with opened_file(segment, folder) as (descriptor, size):
                     view = memoryview(mapping(descriptor, size, mmap.PROT_READ))
