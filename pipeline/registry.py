@@ -17,12 +17,16 @@ import importlib.util
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast, get_args
+from typing import TYPE_CHECKING, Any, cast, get_args
 
 from reelwire.spec import RequestError, SpecError, StreamSpec, validate
 
 from .stage import Pipeline
+
+if TYPE_CHECKING:
+    from .world.config import WorldConfig
 
 _WORLD_NEEDS = ("torch", "diffusers", "transformers", "safetensors", "ftfy")
 WORLD_OPTIONS: Mapping[str, str] = {
@@ -35,6 +39,7 @@ WORLD_OPTIONS: Mapping[str, str] = {
     "chunk_size": "latent frames per chunk",
     "control": "cam or act; of a checkpoint whatever it takes",
     "dtype": "what a checkpoint's DiT computes in",
+    "condition_constant": "on, or off: encode every chunk, also where that is known to change nothing",
 }
 """Options of the built-in pipeline ``world``."""
 _FORMS = "a built-in name ({}), path/to/file.py:object, or package.module:object"
@@ -70,12 +75,20 @@ def load(
 
 def _world(options: Mapping[str, str]) -> Pipeline:
     _check_installed("world", _WORLD_NEEDS)
-    from .world.config import MODELS, ControlKind, Dtype, buildable_models
     from .world.pipeline import WorldPipeline
 
     for name in options:
         if name not in WORLD_OPTIONS:
             raise RequestError(name, f"unknown option of 'world'; accepted: {', '.join(WORLD_OPTIONS)}")
+    return replace(
+        WorldPipeline.of(_world_config(options)),
+        condition_constant=_switch("condition_constant", options.get("condition_constant", "on")),
+    )
+
+
+def _world_config(options: Mapping[str, str]) -> WorldConfig:
+    from .world.config import MODELS, ControlKind, Dtype, buildable_models
+
     folder = options.get("checkpoint")
     model, control = options.get("model", "tiny" if folder is None else "lingbot-world-fast"), options.get("control")
     if model not in MODELS:
@@ -93,11 +106,11 @@ def _world(options: Mapping[str, str]) -> Pipeline:
                 raise RequestError(
                     name, f"is given to model {model!r}, which reads no weights; accepted: only with a checkpoint"
                 )
-        return WorldPipeline.of(MODELS[model](chunk_size, cast(ControlKind, control or "cam")))
+        return MODELS[model](chunk_size, cast(ControlKind, control or "cam"))
     from .world.checkpoint import Checkpoint
 
     checkpoint = Checkpoint.at(folder, parts)
-    return WorldPipeline.of(checkpoint.config(chunk_size, cast("ControlKind | None", control), cast(Dtype, dtype)))
+    return checkpoint.config(chunk_size, cast("ControlKind | None", control), cast(Dtype, dtype))
 
 
 BUILT_IN: Mapping[str, Callable[[Mapping[str, str]], Pipeline]] = {"world": _world}
@@ -119,6 +132,12 @@ def _integer(name: str, text: str, least: int, most: int) -> int:
     if not least <= value <= most:
         raise RequestError(name, f"{text!r} is not accepted; accepted: an integer from {least} to {most}")
     return value
+
+
+def _switch(name: str, text: str) -> bool:
+    if text not in ("on", "off"):
+        raise RequestError(name, f"{text!r} is not accepted; accepted: on, off")
+    return text == "on"
 
 
 def _object(place: str, name: str) -> Any:

@@ -18,46 +18,9 @@ import torch
 from torch import Tensor, nn
 
 from .config import VaeConfig as VaeConfig
+from .vae_cache import FeatureCache as FeatureCache
 from .vae_cpu import NarrowOnCpu
 from .vae_keys import diffusers_name, is_original
-
-
-class FeatureCache:
-    """What one stream's causal convolutions remember: for each the last two frames of its input.
-
-    Attributes:
-        started: the first piece went through.
-        ended: the last piece went through; nothing may follow.
-    """
-
-    def __init__(self, slots: int) -> None:
-        """Start with nothing remembered, for `slots` convolutions."""
-        self._slots: list[Tensor | str | None] = [None] * slots
-        self.started = False
-        self.ended = False
-
-    @property
-    def nbytes(self) -> int:
-        """Memory held, in bytes."""
-        return sum(slot.nbytes for slot in self._slots if isinstance(slot, Tensor))
-
-    def enter(self, *, is_first: bool) -> None:
-        """Check that a piece may come now.
-
-        Raises:
-            RuntimeError: a first piece comes again, a later one comes before the first, or one after the last.
-        """
-        if self.ended:
-            raise RuntimeError("the last piece of this stream is through; nothing can follow it")
-        if is_first and self.started:
-            raise RuntimeError("this stream has had its first piece; a new clip needs a new cache")
-        if not is_first and not self.started:
-            raise RuntimeError("a later piece comes before the first one of its stream")
-
-    def step(self, network: nn.Module, x: Tensor, **flags: bool) -> Tensor:
-        """Send one latent frame's worth through a half of the VAE, and remember what its convolutions need next."""
-        result: Tensor = network(x, feat_cache=self._slots, feat_idx=[0], **flags)
-        return result
 
 
 class _Half(nn.Module):
@@ -93,7 +56,9 @@ class VaeEncoder(_Half):
     """Frames to normalised latents (the posterior's mean, without sampling), as a stream."""
 
     @torch.inference_mode()
-    def forward(self, frames: Tensor, cache: FeatureCache, *, is_first: bool, is_last: bool = False) -> Tensor:
+    def forward(
+        self, frames: Tensor, cache: FeatureCache, *, is_first: bool, is_last: bool = False, watch: bool = False
+    ) -> Tensor:
         """Encode the next piece of a clip.
 
         Args:
@@ -102,6 +67,7 @@ class VaeEncoder(_Half):
             cache: the stream's cache, from `new_cache`.
             is_first: the clip begins here.
             is_last: nothing follows.
+            watch: find out whether the piece's last latent frame left the cache as it was, for `FeatureCache.still`.
 
         Returns:
             Latents [1, z_dim, 1 + k or k, H/8, W/8], float32: `(mean - latents_mean) / latents_std`.
@@ -117,7 +83,7 @@ class VaeEncoder(_Half):
         pieces = torch.split(frames, ones + [stride] * (frames.shape[2] // stride), dim=2)
         dtype = self._dtype
         with self._fast():
-            moments = [self.quant(cache.step(self.network, piece.to(dtype))).float() for piece in pieces]
+            moments = [self.quant(cache.step(self.network, piece.to(dtype), watch=watch)).float() for piece in pieces]
         cache.started, cache.ended = True, is_last
         mean = torch.cat(moments, dim=2)[:, : self.config.z_dim]
         return self.normalise(mean)

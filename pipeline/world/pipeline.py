@@ -16,7 +16,9 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-    from .stages import DecodeStage, DenoiseStage, EncodeStage
+    from .decode_stage import DecodeStage
+    from .denoise_stage import DenoiseStage
+    from .encode_stage import EncodeStage
 
 
 @dataclass(slots=True)
@@ -71,7 +73,7 @@ class WorldPipeline:
         from ..wan.seeded import by_fan_in, fill_seeded
         from ..wan.text import PromptEncoder, byte_tokenizer, text_network
         from ..wan.vae import encoder_of
-        from .stages import EncodeStage
+        from .encode_stage import EncodeStage
 
         lane, checkpoint = Lane(device), self.config.checkpoint
         encoder = encoder_of(self._vae(lane.device), self.config.vae)
@@ -85,8 +87,8 @@ class WorldPipeline:
 
     def _denoise(self, device: str) -> DenoiseStage:
         from ..device import Lane
+        from .denoise_stage import DenoiseStage
         from .dit import random_world_dit
-        from .stages import DenoiseStage
 
         lane, checkpoint, config = Lane(device), self.config.checkpoint, self.config.dit
         if checkpoint is not None:
@@ -99,7 +101,7 @@ class WorldPipeline:
     def _decode(self, device: str) -> DecodeStage:
         from ..device import Lane
         from ..wan.vae import decoder_of
-        from .stages import DecodeStage
+        from .decode_stage import DecodeStage
 
         lane = Lane(device)
         return DecodeStage(self.config, decoder_of(self._vae(lane.device), self.config.vae), lane)

@@ -27,7 +27,9 @@ def world_spec(config: WorldConfig) -> StreamSpec:
     return StreamSpec(
         name="world",
         stages=(
-            StageSpec("encode", ("encode_request",), ("condition",), request_tensors=("image", "intrinsics")),
+            StageSpec(
+                "encode", ("encode_request",), ("condition",), request_tensors=("image", "intrinsics"), settles=True
+            ),
             StageSpec("denoise", ("condition", "control"), ("latent",), request_tensors=("intrinsics",)),
             StageSpec("decode", ("latent",), ("frames",)),
         ),

@@ -20,8 +20,10 @@ from reelwire.pipeline.wan.vae import decoder_of, encoder_of
 from reelwire.pipeline.world.camera import Camera
 from reelwire.pipeline.world.config import WorldConfig
 from reelwire.pipeline.world.control import Steering, SteeringState, steer
+from reelwire.pipeline.world.decode_stage import DecodeStage
+from reelwire.pipeline.world.denoise_stage import DenoiseStage
+from reelwire.pipeline.world.encode_stage import EncodeStage
 from reelwire.pipeline.world.geometry import Geometry, image_to_tensor
-from reelwire.pipeline.world.stages import DecodeStage, DenoiseStage, EncodeStage
 
 from .causal_dit import load_model
 from .denoise_rollout import RecordedNoise

@@ -25,6 +25,10 @@ def test_the_world_model_is_built_in() -> None:
     other = registry.load("world", {"model": "tiny", "chunk_size": "1", "control": "act"})
     assert isinstance(other, WorldPipeline)
     assert (other.spec.frames_next, other.config.control) == (4, "act")
+    plain = registry.load("world", {"condition_constant": "off"})
+    assert isinstance(plain, WorldPipeline)
+    assert (made.condition_constant, plain.condition_constant) == (True, False)
+    assert plain.spec == made.spec
 
 
 @pytest.mark.parametrize(
@@ -34,6 +38,7 @@ def test_the_world_model_is_built_in() -> None:
         ({"model": "lingbot-world-fast"}, "checkpoint", "accepted: checkpoint=FOLDER, or a model that needs none"),
         ({"control": "keys"}, "control", "accepted: cam, act"),
         ({"chunk_size": "three"}, "chunk_size", "an integer from 1"),
+        ({"condition_constant": "maybe"}, "condition_constant", "accepted: on, off"),
         ({"colour": "red"}, "colour", "accepted: model, checkpoint, transformer"),
     ],
 )

@@ -98,7 +98,7 @@ def test_the_full_model_has_the_published_sizes() -> None:
 
 def test_a_model_without_weights_is_refused() -> None:
     """A configuration whose weights come from a checkpoint can't be built, and the message says what can."""
-    with pytest.raises(RequestError, match=r"needs the weights of a checkpoint.*tiny"):
+    with pytest.raises(RequestError, match=r"needs a folder with weights.*tiny"):
         WorldPipeline.of(lingbot_world_fast())
 
 

@@ -13,8 +13,8 @@ from torch import Tensor
 from reelwire.pipeline.device import Lane
 from reelwire.pipeline.stage import SizedStage, Stage
 from reelwire.pipeline.world.config import WorldConfig, lingbot_world_fast, tiny
+from reelwire.pipeline.world.denoise_stage import DenoiseStage
 from reelwire.pipeline.world.pipeline import WorldPipeline
-from reelwire.pipeline.world.stages import DenoiseStage
 from reelwire.spec import RequestError
 
 CHUNKS = 3
