@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Literal
 
 from ..errors import RequestError
-from .shared import print_json, print_table, tell
+from .shared import console, print_json, shown, tell
 
 Cell = bool | int | float | str | None
 Kind = Literal["most", "least", "near"]
@@ -27,6 +27,8 @@ Kind = Literal["most", "least", "near"]
 FOLDER = Path("benchmarks")
 VERSIONS_OF = ("reelwire", "pyzmq", "numpy", "torch")
 GIT_LIMIT_S = 10.0
+BOUNDS_SHOWN_MAX = 16
+WIDTH_MIN = 120
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,18 +116,43 @@ def publish(report: Report, *, as_json: bool, path: Path | None = None) -> None:
             }
         )
     else:
-        print_table(report.title, report.columns, report.rows)
-        if report.bounds:
-            title = f"Bounds: {missed} of {len(report.bounds)} missed" if missed else "Bounds: all hold"
-            verdicts = ("MISSED", "holds")
-            lines = [(each.what, each.measured, each.accepted, verdicts[each.holds]) for each in report.bounds]
-            print_table(title, ("what", "measured", "accepted", ""), lines)
-        for note in report.notes:
-            tell(note)
+        _print(report, missed)
     try:
         append(path, [{**where, **dict(zip(report.columns, row, strict=True))} for row in report.rows])
     except OSError as error:
         raise RequestError("csv", f"{path} can't be written ({error.strerror}); accepted: a file") from None
+
+
+def _print(report: Report, missed: int) -> None:
+    """The rows, and the bounds: all of a few, of many those that are missed."""
+    _print_table(report.title, report.columns, report.rows)
+    printed = [each for each in report.bounds if len(report.bounds) <= BOUNDS_SHOWN_MAX or not each.holds]
+    title = f"Bounds: {missed} of {len(report.bounds)} missed" if missed else f"Bounds: all {len(report.bounds)} hold"
+    if printed:
+        verdicts = ("MISSED", "holds")
+        lines = [(each.what, each.measured, each.accepted, verdicts[each.holds]) for each in printed]
+        _print_table(title, ("what", "measured", "accepted", ""), lines)
+    elif report.bounds:
+        tell(title)
+    for note in report.notes:
+        tell(note)
+
+
+def _print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Cell]]) -> None:
+    """A table with four digits of every number; where no terminal says how wide it is, wide enough for a file."""
+    from rich import box
+    from rich.table import Table
+
+    screen = console()
+    if not screen.is_terminal:
+        screen.width = max(screen.width, WIDTH_MIN)
+    table = Table(title=title, title_justify="left", box=box.SIMPLE)
+    for at, column in enumerate(columns):
+        numeric = all(isinstance(row[at], int | float | None) for row in rows)
+        table.add_column(column.replace("_", " "), justify="right" if numeric else "left", overflow="fold")
+    for row in rows:
+        table.add_row(*(f"{cell:.4g}" if isinstance(cell, float) else shown(cell) for cell in row))
+    screen.print(table)
 
 
 def append(path: Path, rows: Sequence[Mapping[str, Cell]]) -> None:

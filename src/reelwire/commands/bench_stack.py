@@ -1,0 +1,127 @@
+"""A broker and workers for the length of a benchmark: the commands of this package as children, and what they take."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections import deque
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ..errors import ReelwireError
+from .local import (
+    BROKER,
+    READY_BROKER_S,
+    READY_WORKER_S,
+    Endings,
+    broker_child,
+    stopped_by_signals,
+    wait_ready,
+    worker_child,
+)
+from .shared import tell
+
+if TYPE_CHECKING:
+    from ..workers.supervisor import Supervisor
+
+OUTPUT_LINES = 40
+
+
+@dataclass(frozen=True, slots=True)
+class Stack:
+    """What runs.
+
+    Attributes:
+        endpoint: of the broker.
+        supervisor: whose children broker and workers are.
+    """
+
+    endpoint: str
+    supervisor: Supervisor
+
+    def pids(self) -> dict[str, int]:
+        """Process ids by name; the broker's is ``broker``."""
+        return self.supervisor.pids()
+
+
+@contextmanager
+def stack(workers: Mapping[str, Mapping[str, object]], broker: Mapping[str, object] | None = None) -> Iterator[Stack]:
+    """A broker on an ipc path of its own and workers at it, ready; all are gone when the block is left.
+
+    Neither a file of settings nor the environment counts, so that a benchmark is the same everywhere.
+
+    Args:
+        workers: name to settings of a worker, other than the defaults.
+        broker: settings of the broker, other than the defaults.
+
+    Raises:
+        ReelwireError: a child fell over, or the benchmark was stopped by a signal.
+    """
+    from ..broker.config import BrokerConfig
+    from ..settings import Settings
+    from ..workers.config import WorkerConfig
+    from ..workers.supervisor import Supervisor
+
+    layers = Settings({}, "", {})
+    said: deque[str] = deque(maxlen=OUTPUT_LINES)
+    endings = Endings()
+    try:
+        with tempfile.TemporaryDirectory(prefix="reelwire-") as folder, stopped_by_signals(endings):
+            flags = {"listen": f"ipc://{folder}/broker", **(broker or {})}
+            supervisor = Supervisor(forward=lambda name, kind, line: _keep(said, name, kind, line))
+            try:
+                supervisor.start(broker_child(layers.resolve("broker", BrokerConfig, flags)))
+                endpoint = str(wait_ready(supervisor, BROKER, READY_BROKER_S)["endpoint"])
+                for name, settings in workers.items():
+                    supervisor.start(worker_child(name, layers.resolve("worker", WorkerConfig, settings), endpoint))
+                for name in workers:
+                    wait_ready(supervisor, name, READY_WORKER_S)
+                yield Stack(endpoint, supervisor)
+            finally:
+                endings.stop(supervisor)
+    except KeyboardInterrupt:
+        raise ReelwireError("stopped; nothing of the benchmark runs any more") from None
+    except ReelwireError:
+        if os.environ.get("REELWIRE_DEBUG"):
+            tell("what the processes said last:\n" + "\n".join(said))
+        raise
+
+
+def _keep(said: deque[str], name: str, kind: str, line: str) -> None:
+    if kind == "stderr":
+        said.append(f"{name}: {line}")
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """What a process holds now; 0 where the system doesn't say.
+
+    Attributes:
+        resident_bytes: its memory.
+        descriptors: open files.
+        threads: of it.
+        cpu_s: seconds that it has computed since its start.
+    """
+
+    resident_bytes: int = 0
+    descriptors: int = 0
+    threads: int = 0
+    cpu_s: float = 0.0
+
+    @classmethod
+    def of(cls, pid: int) -> Usage:
+        """Read from the proc filesystem."""
+        place = Path(f"/proc/{pid}")
+        with suppress(OSError, ValueError, IndexError):
+            status = dict(line.split(":", 1) for line in (place / "status").read_text().splitlines())
+            ticks = (place / "stat").read_text().rpartition(")")[2].split()[11:13]
+            return cls(
+                int(status["VmRSS"].split()[0]) * 1024,
+                len(list((place / "fd").iterdir())),
+                int(status["Threads"]),
+                sum(map(int, ticks)) / os.sysconf("SC_CLK_TCK"),
+            )
+        return cls()

@@ -1,0 +1,87 @@
+"""`reelwire bench schedule`: what it runs, what it holds against what, and what it keeps. No number of it is asserted."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Callable
+from itertools import product
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from reelwire.commands.bench_players import Played
+from reelwire.commands.bench_schedule import Plan, Spread, _judged
+from reelwire.parts import ChunkTiming
+
+SHORT = ("--encode-s", "0.002", "--denoise-s", "0.006", "--decode-s", "0.002", "--chunks", "6", "--warmup", "1")
+
+
+def played(period_s: float, latency_s: float, change_s: float | None = None, chunks: int = 20) -> Played:
+    """A session whose every chunk took the same."""
+    timings = [ChunkTiming(0.175 + index * period_s, latency_s, period_s, {}) for index in range(chunks)]
+    return Played(timings, [() if change_s is None else (change_s,)] * chunks)
+
+
+def test_a_short_run_plays_every_client_in_every_mode(reelwire: Callable[..., object], tmp_path: Path) -> None:
+    """Real processes, every kind of client in each mode; rows for each are printed and kept, and a picture is drawn."""
+    done = reelwire("bench", "schedule", *SHORT, "--rounds", "1", "--timeline", "pictures", "--json")
+    assert done.code == 0, done.err  # type: ignore[attr-defined]
+    said = json.loads(done.out)  # type: ignore[attr-defined]
+    assert said["benchmark"] == "schedule"
+    kinds = {("reacting", "by index"), *product(("holding", "changing"), ("early", "late"))}
+    seen = {(row["mode"], row["client"], row["binding"]) for row in said["rows"]}
+    assert seen == {(mode, *kind) for mode in "abc" for kind in kinds}
+    for row in said["rows"]:
+        if row["what"] in ("period", "control to frame"):
+            assert row["count"] == 6
+            assert row["bound_ms"] > 0
+            assert 0 < row["mean_ms"] <= row["p99_ms"] * 1.01
+    with (tmp_path / "benchmarks" / "schedule.csv").open(newline="") as file:
+        assert len(list(csv.DictReader(file))) == len(said["rows"])
+    pictures = sorted(path.name for path in (tmp_path / "pictures").glob("*.png"))
+    assert len(pictures) == 15
+    assert "c-holding-late.png" in pictures
+    with Image.open(tmp_path / "pictures" / "c-holding-late.png") as picture:
+        assert picture.width > 1000
+
+
+def test_what_cannot_be_beaten_follows_from_the_times() -> None:
+    """The bounds are sums and maxima of the stages' times, by mode, client and binding."""
+    plan = Plan()
+    assert plan.bounds_s("a", "reacting", "late") == pytest.approx(
+        {"period": 0.175, "control to frame": 0.175, "first chunk": 0.175}
+    )
+    assert plan.bounds_s("c", "reacting", "late")["period"] == pytest.approx(0.145)
+    assert plan.bounds_s("c", "holding", "early") == pytest.approx(
+        {"period": 0.120, "control to frame": 0.240, "first chunk": 0.175}
+    )
+    assert plan.bounds_s("b", "changing", "late")["control to frame"] == pytest.approx(0.145)
+
+
+def test_a_miss_is_told_and_a_hit_too() -> None:
+    """A mean beyond 2 % or a p99 beyond 5 ms of the bound is called missed, and so is too small a gain of late binding."""
+    plan = Plan()
+    rows, bounds = _judged(
+        plan,
+        {
+            ("c", "holding", "early"): [played(0.121, 0.241)],
+            ("c", "holding", "late"): [played(0.121, 0.151)],
+            ("c", "changing", "early"): [played(0.120, 0.240, 0.300)],
+            ("c", "changing", "late"): [played(0.120, 0.145, 0.230)],
+        },
+    )
+    told = {(row[1], row[2], row[3]): row[-1] for row in rows}
+    assert told["holding", "early", "period"] == "holds"
+    assert told["holding", "late", "control to frame"] == "MISSED mean p99"
+    assert told["changing", "early", "change to frame"] == ""
+    assert told["changing", "late", "change to frame"] == "MISSED mean"
+    assert sum(not bound.holds for bound in bounds) == 3
+
+
+def test_percentiles_are_of_the_nearest_rank() -> None:
+    """Of a hundred values the 99th is the second largest."""
+    spread = Spread.of([float(value) for value in range(100, 0, -1)])
+    assert (spread.mean, spread.p50, spread.p90, spread.p99) == (50.5, 50.0, 90.0, 99.0)
+    assert Spread.of([2.0]).ms() == (2000.0, 2000.0, 2000.0, 2000.0)
