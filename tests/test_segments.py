@@ -261,6 +261,7 @@ def test_a_segment_that_is_made_while_the_pool_closes_is_removed(
 
 def test_nothing_stays_open(tmp_path: Path) -> None:
     """A pool and a reader that are closed hold no descriptor, once their views are gone."""
+    gc.collect()
     before = set(os.listdir("/dev/fd"))  # noqa: PTH208
     pool, reader = Pool(8 * MB, tmp_path), Reader(tmp_path)
     pieces = [taken(pool, 1) for _ in range(5)]
