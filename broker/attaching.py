@@ -16,6 +16,7 @@ from .config import BrokerConfig
 from .desk import Desk
 from .events import Malformed
 from .fitting import limits_of
+from .leases import offer_objection
 from .peers import Kind, Peer, Peers, Told
 from .placement import NAME_CHARACTERS_MAX, AdmitSpec, Placement
 from .timers import Timers
@@ -64,7 +65,7 @@ class Attaching(ABC):
             self._reject(route, "limit", f"{self._config.peers_max} peers are attached already")
             return
         if isinstance(hello, m.WorkerHello):
-            objection = ("malformed", "a worker has a name") if not name else self._placement.objection(hello)
+            objection = self._placement.objection(hello) or offer_objection(hello.memory, self._peers.owners)
             if objection is not None:
                 self._reject(route, *objection)
                 return
@@ -84,6 +85,9 @@ class Attaching(ABC):
             before = self._placement.specs()
             self._placement.add(peer, hello)
             self._tell_specs(before)
+            if hello.memory is not None:
+                self._peers.lend(peer, hello.memory)
+        self._probe(peer)
 
     def _welcome(self, peer: Peer) -> None:
         limits, specs = self._config.limits(), self._placement.specs() if peer.kind == "client" else ()
@@ -96,6 +100,30 @@ class Attaching(ABC):
             for peer in self._peers.by_route.values():
                 if peer.kind == "client":
                     self._welcome(peer)
+
+    def _probe(self, peer: Peer) -> None:
+        """Find out whose shared memory a newcomer can open, and who can open its own."""
+        for owner, worker in self._peers.owners.items():
+            if worker is not peer:
+                self._desk.send(peer, m.ProbeMemory(owner))
+        if peer.memory is not None:
+            for other in self._peers.by_route.values():
+                if other is not peer:
+                    self._desk.send(other, m.ProbeMemory(peer.memory.owner))
+
+    def _memory_probed(self, peer: Peer, message: m.MemoryProbed) -> None:
+        """A peer that can tell a worker's probe reads what that worker writes from now on, in all sessions of both."""
+        worker = self._peers.owners.get(message.owner)
+        if worker is None or worker.memory is None or worker is peer or message.probe != worker.memory.probe:
+            self._desk.count("memory_not_mapped", peer=peer.name)
+            return
+        if worker.attachment in peer.maps:
+            return
+        peer.maps.add(worker.attachment)
+        fewer, more = sorted((peer.sessions, worker.sessions), key=len)
+        for name, session in fewer.items():
+            if name in more and session.seats is not None:
+                session.seats.share(session.owner)
 
     def _reject(self, route: bytes, code: str, reason: str) -> None:
         self._desk.counters[f"rejected_{code}"] += 1

@@ -84,6 +84,9 @@ class BrokerCore(Attaching):
             case _:
                 assert_never(event)
         self._settle()
+        if isinstance(event, TurnEnded):
+            for peer, returns in self._desk.memory.returns():
+                self._desk.send(peer, returns)
         return self._desk.finish()
 
     def status(self) -> dict[str, Plain]:
@@ -100,6 +103,7 @@ class BrokerCore(Attaching):
         self._check_attached()
         self._placement.check()
         desk.timers.check()
+        desk.memory.check([session.leases for session in self.sessions.values()], self._peers.workers.values())
         assert len(self.sessions) <= self._config.sessions_max, "too many sessions"
         assert len(self._ended) <= ENDED_KEPT_MAX, "too many ended sessions"
         assert set(desk.touched) <= set(self.sessions), "an ended session is to be looked at"
@@ -147,9 +151,9 @@ class BrokerCore(Attaching):
         peer.heard_at = self._desk.now
         match message:
             case m.Heartbeat():
-                self._beats_heart(peer, message)
+                self._heartbeat(peer, message)
             case m.MemoryProbed():
-                self._desk.count("memory_probed", peer=peer.name)
+                self._memory_probed(peer, message)
             case m.Goodbye(reason=reason):
                 self._drop(peer, "left" + (f": {reason}" if reason else ""), left=True)
             case _ if peer.kind == "client" and isinstance(message, m.ClientMessage):
@@ -159,12 +163,13 @@ class BrokerCore(Attaching):
             case _:
                 self._expel(peer, "malformed", f"a {peer.kind} doesn't send {type(message).__name__}")
 
-    def _beats_heart(self, peer: Peer, beat: m.Heartbeat) -> None:
+    def _heartbeat(self, peer: Peer, beat: m.Heartbeat) -> None:
         """A sign of life; a client's says again what it took, in case that was lost."""
         peer.busy_until = self._desk.now + min(max(beat.busy_for_s, 0.0), self._config.busy_for_s_max)
         self._watch(peer)
         if beat.grants or (beat.acks and peer.kind != "client"):
-            self._expel(peer, "malformed", f"a {peer.kind}'s heartbeat has neither grants nor acks of its own")
+            what = "grants" if beat.grants else "acks"
+            self._expel(peer, "malformed", f"a {peer.kind}'s heartbeat has no {what}")
             return
         for ack in beat.acks:
             session = peer.sessions.get(ack.session)
@@ -248,6 +253,17 @@ class BrokerCore(Attaching):
                 peer, "malformed", f"StageInitialized.cache_bytes is {message.cache_bytes}; accepted: 0 and more"
             )
             return
+        if isinstance(message, m.StageInitialized) and not message.handed.is_inline:
+            failure = Failure("stage", "handed something on in shared memory; accepted: tensors inside of the message")
+            at = (message.session, message.stage, message.epoch, message.stage_epoch)
+            message = m.StageFailed(*at, "initialize", None, failure)
+        outputs = message.outputs if isinstance(message, m.TaskDone) else {}
+        self._desk.memory.arrive(peer, outputs)
+        self._stage_says(peer, message)
+        self._desk.memory.handled()
+
+    def _stage_says(self, peer: Peer, message: t.WorkerSays) -> None:
+        """Tell the session that a stage speaks of, if it lives there and the stage speaks of this attempt at it."""
         session = peer.sessions.get(message.session)
         seat = None if session is None or session.seats is None else session.seats.seats.get(message.stage)
         if session is None or seat is None or seat.actor.worker is not peer:

@@ -11,6 +11,7 @@ from reelwire.spec import StreamSpec
 from .actions import Action, Forget, Level, Log, Send
 from .actors import Actor
 from .config import BrokerConfig
+from .leases import Memory
 from .peers import Peer
 from .stats import StreamStats
 from .timers import Timers
@@ -50,6 +51,7 @@ class Desk:
         returned: sessions that gave their places back and wait for others.
         refusing: actors that had no room although they should have; asked again after `retry_after_s`.
         freed: somebody who waits for a place may find one.
+        memory: what is read of the workers' shared memory.
     """
 
     def __init__(self, config: BrokerConfig) -> None:
@@ -71,6 +73,7 @@ class Desk:
         self.returned: list[str] = []
         self.refusing: list[Actor] = []
         self.freed = False
+        self.memory = Memory(config.frame_bytes_max)
         self._actions: list[Action] = []
 
     def begin(self, now: float) -> None:

@@ -218,6 +218,7 @@ class Ending(Making):
         self.outcome = self.outcome or outcome
         accepted = self.flow.next_control_index
         self.flow.cut(accepted if upto is None else min(accepted, upto))
+        self.leases.drop(self.flow.limit)
         self.controls.cut(self.flow.limit)
         self._facts = {index: facts for index, facts in self._facts.items() if index < self.flow.limit}
         if self.state != "draining":
@@ -253,6 +254,7 @@ class Ending(Making):
         self.state = "releasing"
         self._drop_request()
         self.flow.clear()
+        self.leases.clear()
         self.controls.cut(self.flow.limit)
         self._facts.clear()
         self._unqueue()
@@ -338,6 +340,7 @@ class Ending(Making):
 
     def _drop_ring(self) -> None:
         self.flow.acknowledge(self.flow.next_commit)
+        self.leases.abandon()
         self.ring.clear()
 
     def _unqueue(self) -> None:

@@ -258,7 +258,7 @@ class Leases:
         flow = self._flow
         for name, edge in flow.edges.items():
             for index, artifact in edge.held.items():
-                if any(isinstance(tensor.place, Shared) for tensor in artifact.tensors.values()):
+                if not artifact.is_inline:
                     due = {reader for reader in edge.taken if not self._is_over(reader, index)}
                     assert self._held[name, index].readers == due, f"{name} {index}: on its edge with other leases"
         for (name, index), held in self._held.items():

@@ -25,6 +25,7 @@ from reelwire.spec import Plain, StreamSpec
 from .actors import TaskKey
 from .desk import Desk
 from .fitting import chunk_misfit, misfit
+from .leases import Leases
 from .peers import Peer
 from .seats import STAGE_EPOCH
 from .steering import AHEAD_MAX, Steering
@@ -45,6 +46,7 @@ class Making(Steering):
 
     Attributes:
         ring: committed chunks that weren't acknowledged; as many as the output's edge holds.
+        leases: what stages and client read of shared memory.
     """
 
     def __init__(
@@ -53,6 +55,7 @@ class Making(Steering):
         """Nothing is made yet."""
         super().__init__(desk, identity, owner, request, spec)
         self.ring: deque[Chunk] = deque()
+        self.leases = Leases(self.flow, desk.memory)
         self._facts: dict[int, dict[str, Plain]] = {}
         self._told: tuple[State, int, Failure | None] = ("opening", 0, None)
         self._stalled_since = desk.now
@@ -107,6 +110,7 @@ class Making(Steering):
             is_first=index == 0,
             is_last=index == self.chunks - 1,
             reservation=self.controls.reservation() if self._is_open(stage, index) else None,
+            shared=self.seats.shared[stage],
         )
         reason = misfit(task, actor.worker.limits)
         if reason is not None:
@@ -140,11 +144,12 @@ class Making(Steering):
         The refill comes first, while the stage doesn't count as free yet: the next chunk's task must not make the room
         that the refill then finds.
         """
+        assert self.seats is not None, "a result without a place"
         flow, stage = self.flow, self.spec.stage(event.stage)
         if not self._is_oldest_task(event.stage, event.index):
             self.refuse("orphans", event)
             return
-        reason = self._misbound(event)
+        reason = self._misbound(event) or self.leases.objection(self.seats.shared[event.stage])
         if event.outputs.keys() != set(stage.produces):
             made, wanted = ", ".join(event.outputs) or "nothing", ", ".join(stage.produces)
             reason = f"made {made} instead of {wanted}"
@@ -157,6 +162,8 @@ class Making(Steering):
             self._prefetch()
         self._strike(event.stage, event.index)
         flow.finish(event.stage, event.outputs)
+        if event.index < flow.limit:
+            self.leases.begin(event.index)
         self.timing.completed(event.stage, event.index, event.run_s, self.desk.now)
         if flow.next_commit <= event.index < flow.limit:
             self._facts.setdefault(event.index, {}).update(event.facts)
@@ -186,6 +193,7 @@ class Making(Steering):
         assert self.seats is not None, "a task without a place"
         actor = self.seats.actor(stage)
         del actor.outstanding[self._task_key(index)]
+        self.leases.task_over(stage, index)
         self.desk.answered(actor)
         self.desk.stirred[actor] = None
         if self.flow.stages[stage].started == index:
@@ -225,6 +233,7 @@ class Making(Steering):
         if event.chunks > self.flow.next_commit:
             self.refuse("acks_beyond_the_end", event)
         if self.flow.acknowledge(event.chunks):
+            self.leases.acknowledged()
             self._stalled_since = self.desk.now
             while self.ring and self.ring[0].index < self.flow.acked:
                 self.ring.popleft()

@@ -89,6 +89,8 @@ class Placement:
     def objection(self, hello: WorkerHello) -> tuple[str, str] | None:
         """Why a worker isn't taken: a code of `Rejected` and a sentence; None when it is."""
         specs = {spec.name: spec for spec in hello.specs}
+        if not hello.name:
+            return "malformed", "a worker has a name"
         if len(specs) != len(hello.specs):
             return "malformed", "a pipeline is announced twice"
         texts = (hello.name, hello.device, *hello.packages, *hello.packages.values())

@@ -7,6 +7,7 @@ from dataclasses import replace
 from reelwire.errors import RequestError
 from reelwire.messages import Failure, OpenSession
 from reelwire.spec import StreamSpec, check_parameters, check_tensors
+from reelwire.tensors import Inline
 
 from .desk import Desk
 from .fitting import initialize_sizes, largest_field
@@ -27,6 +28,8 @@ def check_request(request: OpenSession, spec: StreamSpec, image_bytes_max: int) 
     if not 1 <= request.chunks <= spec.chunks_max:
         raise RequestError("chunks", f"{request.chunks} is not accepted; accepted: 1 to {spec.chunks_max}")
     for name, ref in request.tensors.items():
+        if not isinstance(ref.place, Inline):
+            raise RequestError(name, "is in shared memory; accepted: tensors inside of the message")
         if ref.nbytes > image_bytes_max:
             raise RequestError(name, f"has {ref.nbytes} bytes; accepted: {image_bytes_max}")
     check_tensors(spec.tensors, {name: (ref.dtype, ref.shape) for name, ref in request.tensors.items()})

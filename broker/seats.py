@@ -25,6 +25,7 @@ from reelwire.spec import StreamSpec
 from .actors import Actor, Errand
 from .desk import Desk
 from .fitting import largest_field, misfit
+from .leases import Leases, sharable
 from .peers import Peer
 
 STAGE_EPOCH = 1
@@ -50,14 +51,24 @@ class Seats:
         request: what it asked for; its parameters are complete.
         spec: the dataflow.
         actors: stage name to actor; each has room.
+        desk: where actions go.
+        leases: what the session's stages and its client read of shared memory.
 
     Attributes:
         seats: stage name to place.
         error: the first error of a release.
+        shared: stage name to the artifacts that all their readers can take from its worker's shared memory.
     """
 
     def __init__(
-        self, session: str, epoch: int, request: OpenSession, spec: StreamSpec, actors: Mapping[str, Actor], desk: Desk
+        self,
+        session: str,
+        epoch: int,
+        request: OpenSession,
+        spec: StreamSpec,
+        actors: Mapping[str, Actor],
+        desk: Desk,
+        leases: Leases,
     ) -> None:
         """Take a slot at each actor."""
         self._session = session
@@ -65,15 +76,22 @@ class Seats:
         self._request: OpenSession | None = request
         self._spec = spec
         self._desk = desk
+        self._leases = leases
         self._handed = Artifact()
         self.seats = {stage: Seat(actor) for stage, actor in actors.items()}
         self.error: Failure | None = None
+        self.shared: dict[str, tuple[str, ...]] = {}
         for actor in actors.values():
             actor.admit(session)
 
     def actor(self, stage: str) -> Actor:
         """The actor of a stage."""
         return self.seats[stage].actor
+
+    def share(self, client: Peer | None) -> None:
+        """Find out anew what may be in shared memory: the session was placed, or somebody can open more than before."""
+        workers = {stage: seat.actor.worker for stage, seat in self.seats.items()}
+        self.shared = sharable(self._spec, workers, client)
 
     def initialize_next(self) -> bool:
         """Have the next stage initialized; False when all are."""
@@ -116,7 +134,7 @@ class Seats:
             if seat.state == "releasing":
                 return stage
             if seat.state == "kept":
-                self._vacate(seat)
+                self._vacate(stage, seat)
             elif seat.state != "gone":
                 self._release(stage, seat)
                 return stage
@@ -127,7 +145,7 @@ class Seats:
         seat = self.seats[stage]
         if not self._answered(seat, "release"):
             return False
-        self._vacate(seat)
+        self._vacate(stage, seat)
         return True
 
     def not_released(self, message: StageFailed) -> bool:
@@ -142,14 +160,14 @@ class Seats:
         else:
             self._desk.counters["releases_failed"] += 1
             self._desk.log("error", "stage_not_released", session=self._session, stage=message.stage)
-            self._vacate(seat)
+            self._vacate(message.stage, seat)
         return True
 
     def lose(self, worker: Peer) -> None:
         """A worker is gone with everything that was there."""
-        for seat in self.seats.values():
+        for stage, seat in self.seats.items():
             if seat.actor.worker is worker and seat.state != "gone":
-                self._vacate(seat)
+                self._vacate(stage, seat)
 
     @property
     def all_gone(self) -> bool:
@@ -202,8 +220,9 @@ class Seats:
         self._desk.answered(seat.actor)
         return True
 
-    def _vacate(self, seat: Seat) -> None:
+    def _vacate(self, stage: str, seat: Seat) -> None:
         seat.state = "gone"
+        self._leases.vacated(stage, lost=seat.actor.worker.gone)
         seat.actor.errands.subtract(seat.errands)
         seat.errands.clear()
         seat.actor.evict(self._session)

@@ -66,7 +66,8 @@ class Session(Ending):
         assert self.request is not None, "placed without a request"
         assert self.seats is None, "placed twice"
         self._drop_timers("placement")
-        self.seats = Seats(self.id, self.epoch, self.request, self.spec, event.actors, self.desk)
+        self.seats = Seats(self.id, self.epoch, self.request, self.spec, event.actors, self.desk, self.leases)
+        self.seats.share(self.owner)
         for actor in event.actors.values():
             actor.worker.sessions[self.id] = self
         self.state = "initializing"
@@ -162,6 +163,7 @@ class Session(Ending):
         """Assert the invariants."""
         flow = self.flow
         flow.check()
+        self.leases.check()
         assert (self.seats is None) == (self.state == "opening"), f"{self.state} and its places don't fit"
         if self.seats is not None:
             self.seats.check()

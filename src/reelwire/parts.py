@@ -8,7 +8,7 @@ from typing import Literal
 
 from .controls import KeyState
 from .spec import Plain
-from .tensors import TensorRef
+from .tensors import Inline, TensorRef
 
 EndMode = Literal["drain", "cancel"]
 Phase = Literal["build", "initialize", "run", "release"]
@@ -29,6 +29,11 @@ class Artifact:
     def nbytes(self) -> int:
         """Bytes of its tensors."""
         return sum(tensor.nbytes for tensor in self.tensors.values())
+
+    @property
+    def is_inline(self) -> bool:
+        """Whether the bytes of all its tensors are in the message itself, not in shared memory."""
+        return all(isinstance(tensor.place, Inline) for tensor in self.tensors.values())
 
 
 @dataclass(frozen=True, slots=True)
