@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from reelwire.messages import FromBroker
+from reelwire.wire import Limits
 
 Level = Literal["debug", "info", "warning", "error"]
 
 
 @dataclass(frozen=True, slots=True)
 class Send:
-    """Send a message to a connection, in an envelope with the attachment number."""
+    """Send a message to a connection that takes `limits`, in an envelope with the attachment number."""
 
     route: bytes
     attachment: int
     message: FromBroker
+    limits: Limits = field(default_factory=Limits)
 
 
 @dataclass(frozen=True, slots=True)

@@ -100,7 +100,7 @@ class Desk:
         """Tell a peer something, unless it is gone."""
         if not peer.gone:
             peer.sent_at = self.now
-            self._actions.append(Send(peer.route, peer.attachment, message))
+            self._actions.append(Send(peer.route, peer.attachment, message, peer.limits))
 
     def answer(self, route: bytes, message: FromBroker) -> None:
         """Tell a connection something that isn't attached."""

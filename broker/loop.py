@@ -20,6 +20,7 @@ import zmq
 import reelwire
 from reelwire import wire
 from reelwire.errors import ConfigError, VersionMismatch, WireError
+from reelwire.messages import OpenSession
 from reelwire.wake import Wake
 
 from .actions import Action, Forget, Log, Send, Stop
@@ -85,6 +86,7 @@ class Loop:
         self._poller.register(self._socket, zmq.POLLIN)
         self._poller.register(self.wake.fileno(), zmq.POLLIN)
         self._outboxes = Outboxes(self._try_send, config.outbox_bytes_max, config.outbox_messages_max)
+        self._batches: dict[bytes, wire.Batch] = {}
         self._pending: deque[Event] = deque()
         self._serving = True
         self._awake_at = time.monotonic()
@@ -100,7 +102,7 @@ class Loop:
             drained = self._receive()
             for route in self._outboxes.retry(self._outboxes.blocked):
                 self._handle(Unreachable(time.monotonic(), route))
-            self._handle(TurnEnded(time.monotonic(), drained and time.monotonic() >= self._backlog_until))
+            self._end_turn(drained=drained)
 
     def close(self) -> None:
         """Let the last messages leave, within `linger_s`, and close everything."""
@@ -124,40 +126,55 @@ class Loop:
 
     def _receive(self) -> bool:
         """Hand in what has arrived, up to a bound; whether that was all."""
-        for _ in range(self._config.turn_messages_max):
+        left = self._config.turn_messages_max
+        while left > 0:
             try:
                 route, *frames = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
             except zmq.Again:
                 return True
             now, name = time.monotonic(), route.bytes
-            nbytes = sum(len(frame) for frame in frames)
             try:
                 envelope = wire.decode([frame.buffer for frame in frames], wire.TO_BROKER, self._limits)
             except VersionMismatch as error:
                 self._handle(Malformed(now, name, "version", str(error)))
+                left -= 1
             except WireError as error:
                 self._handle(Malformed(now, name, "malformed", str(error)))
+                left -= 1
             else:
-                entropy = os.urandom(16)
-                self._handle(Received(now, name, envelope.attachment, envelope.message, nbytes, entropy))
+                for message, nbytes in zip(envelope.messages, envelope.sizes, strict=True):
+                    entropy = os.urandom(16) if isinstance(message, OpenSession) else b""
+                    self._handle(Received(now, name, envelope.attachment, message, nbytes, entropy))
+                left -= len(envelope.messages)
         return False
+
+    def _end_turn(self, *, drained: bool) -> None:
+        """Send what the turn has said, and say what follows from what couldn't be sent, until nothing does."""
+        while True:
+            now = time.monotonic()
+            self._handle(TurnEnded(now, drained and now >= self._backlog_until))
+            batches, self._batches = self._batches, {}
+            for route, batch in batches.items():
+                self._send(route, batch)
+            if not self._pending:
+                return
+            self._handle_pending()
 
     def _handle(self, event: Event) -> None:
         self._pending.append(event)
+        self._handle_pending()
+
+    def _handle_pending(self) -> None:
         while self._pending:
             for action in self._core.handle(self._pending.popleft()):
                 self._perform(action)
 
     def _perform(self, action: Action) -> None:
         match action:
-            case Send(route=route):
-                frames = wire.encode(action.message, action.attachment)
-                # What a stranger is told is told now or never: nothing waits for somebody who isn't attached.
-                sent = self._outboxes.send(route, frames, may_wait=action.attachment > 0)
-                if sent != "ok":
-                    failed = Unreachable if sent == "unreachable" else OutboxFull
-                    self._pending.append(failed(time.monotonic(), route))
+            case Send():
+                self._say(action)
             case Forget(route=route):
+                self._batches.pop(route, None)
                 self._outboxes.forget(route)
             case Log():
                 getattr(self._log, action.level)(action.event, **action.fields)
@@ -165,6 +182,22 @@ class Loop:
                 self._serving = False
             case _:
                 assert_never(action)
+
+    def _say(self, action: Send) -> None:
+        """Let a message leave with the others of this turn to the same peer, as far as they are small."""
+        packed = wire.pack(action.message)
+        batch = self._batches.get(action.route)
+        if batch is None or not batch.add(action.attachment, packed, action.limits):
+            self._batches[action.route] = wire.Batch(action.attachment, packed)
+            if batch is not None:
+                self._send(action.route, batch)
+
+    def _send(self, route: bytes, batch: wire.Batch) -> None:
+        # What a stranger is told is told now or never: nothing waits for somebody who isn't attached.
+        sent = self._outboxes.send(route, batch.frames(), may_wait=batch.attachment > 0)
+        if sent != "ok":
+            failed = Unreachable if sent == "unreachable" else OutboxFull
+            self._pending.append(failed(time.monotonic(), route))
 
     def _try_send(self, route: bytes, frames: Sequence[wire.Buffer], size: int) -> tuple[Sent, Tracker | None]:
         parts: list[Any] = list(frames)

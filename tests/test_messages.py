@@ -92,7 +92,7 @@ def test_every_message_comes_back_as_it_was(kind: type, data: st.DataObject) -> 
     frames = wire.encode(message, attachment)
     assert directions_of(kind)
     for direction in directions_of(kind):
-        assert wire.decode(frames, direction, wire.Limits()) == wire.Envelope(attachment, message)
+        assert wire.decode(frames, direction, wire.Limits()) == wire.Envelope(attachment, (message,))
 
 
 def test_each_direction_is_a_closed_set() -> None:

@@ -51,11 +51,18 @@ def packed(value: Any) -> bytes:
 
 
 def header(*parts: Any) -> list[bytes]:
+    """The header frame of exactly these parts."""
     return [packed(list(parts))]
 
 
-def frames_of(message: m.Message) -> list[bytes]:
-    return [bytes(frame) for frame in wire.encode(message, 7)]
+def said(name: Any, body: Any, attachment: int = 0) -> list[bytes]:
+    """The header of one message with any body."""
+    return header(wire.MAGIC, wire.PROTOCOL, attachment, [name, packed(body)])
+
+
+def frames_of(*messages: m.Message) -> list[bytes]:
+    """The frames of messages that travel together."""
+    return [bytes(frame) for frame in wire.encode(messages, 7)]
 
 
 def refused(frames: Sequence[bytes | memoryview], direction: wire.Direction[Any], limits: wire.Limits = LIMITS) -> str:
@@ -73,9 +80,10 @@ def survives(frames: Sequence[bytes], direction: wire.Direction[Any]) -> None:
         size = len(str(error))
     else:
         size = 0
-        assert type(envelope.message).__name__ in direction.kinds
-        again = wire.decode(wire.encode(envelope.message, envelope.attachment), direction, LIMITS)
-        assert repr(again) == repr(envelope)  # equality would fail for a NaN among plain values
+        assert {type(message).__name__ for message in envelope.messages} <= set(direction.kinds)
+        assert sum(envelope.sizes) <= sum(map(len, frames))
+        again = wire.decode(wire.encode(envelope.messages, envelope.attachment), direction, LIMITS)
+        assert repr(again.messages) == repr(envelope.messages)  # equality would fail for a NaN among plain values
     assert size < 500
 
 
@@ -124,9 +132,25 @@ def test_streaming_34_values_of_another_type_are_a_wire_error_and_nothing_else(
     strange: list[Any] = [None, True, -1, 1 << 63, 1.5, float("nan"), float("inf"), "", "run", b"\xff", [], [[]], {},
                           {"a": 1}, {"": None}, ["uint8", [2], 0], ["float32", [-1], 0], "x" * 999]  # fmt: skip
     for _ in range(400):
-        tree = msgpack.unpackb(first)
+        head = msgpack.unpackb(first)
+        tree = [*head[3][::2], msgpack.unpackb(head[3][1])]
         replace_somewhere(tree, copy.deepcopy(rng.choice(strange)), rng)
-        survives([packed(tree), *rest], direction)
+        head[3] = [tree[0], packed(tree[1])]
+        survives([packed(head), *rest], direction)
+        replace_somewhere(head, copy.deepcopy(rng.choice(strange)), rng)
+        survives([packed(head), *rest], direction)
+
+
+@pytest.mark.parametrize("direction", [wire.TO_BROKER, wire.TO_CLIENT, wire.TO_WORKER], ids=["up", "client", "worker"])
+def test_streaming_34_a_damaged_batch_is_refused_as_a_whole(direction: wire.Direction[Any]) -> None:
+    """Several messages in one: the outcome is all of them or one of decoding's two errors."""
+    rng = random.Random(1)
+    messages = [message for message, way in EXAMPLES if way is direction] * 2
+    for _ in range(400):
+        rng.shuffle(messages)
+        frames = frames_of(*messages)
+        assert wire.decode(frames, direction, LIMITS).messages == tuple(messages)
+        survives(mutated(frames, rng), direction)
 
 
 def replace_somewhere(tree: Any, value: Any, rng: random.Random) -> None:
@@ -141,6 +165,13 @@ def replace_somewhere(tree: Any, value: Any, rng: random.Random) -> None:
         tree = inner
 
 
+def opening(tensors: Any = None, parameters: Any = None) -> list[bytes]:
+    """The header of a request with these two fields."""
+    given = [{} if each is None else each for each in (parameters, tensors)]
+    return said("OpenSession", ["k", "p", 1, *given, "late", "asap", [2, 9]])
+
+
+ACK = packed(["s", 1, [2, 9]])
 TWICE = {"i": ["uint8", [1], 0], "j": ["uint8", [1], 0]}
 LATER = {"i": ["uint8", [1], 1], "j": ["uint8", [1], 0]}
 
@@ -156,10 +187,10 @@ for _ in range(600):
 @example([b"GET / HTTP/1.1\r\n"], wire.TO_BROKER)
 @example([], wire.TO_CLIENT)
 @example([packed(deep)], wire.TO_BROKER)
-@example(header("reelwire", deep, 0, "Ack", []), wire.TO_BROKER)
-@example(header("reelwire", 1, deep, "Ack", []), wire.TO_BROKER)
-@example(header("reelwire", 1, 0, deep, []), wire.TO_BROKER)
-@example(header("reelwire", 1, 0, "Ack", deep), wire.TO_BROKER)
+@example(header("reelwire", deep, 0, []), wire.TO_BROKER)
+@example(header("reelwire", 2, deep, []), wire.TO_BROKER)
+@example(header("reelwire", 2, 0, deep), wire.TO_BROKER)
+@example(said("Ack", deep), wire.TO_BROKER)
 @example([b"\x91" * 100_000], wire.TO_BROKER)
 def test_streaming_34_random_bytes_are_a_wire_error_and_nothing_else(
     frames: list[bytes], direction: wire.Direction[Any]
@@ -192,7 +223,7 @@ def test_streaming_34_a_body_of_random_values_is_a_wire_error_and_nothing_else(
 ) -> None:
     """A header in order with any msgpack for a body: decoding raises its own errors only."""
     direction, name = where
-    survives(header(wire.MAGIC, wire.PROTOCOL, 3, name, body), direction)
+    survives(said(name, body, 3), direction)
 
 
 @pytest.mark.parametrize(
@@ -203,31 +234,49 @@ def test_streaming_34_a_body_of_random_values_is_a_wire_error_and_nothing_else(
         ([b"\xc1"], "header is not msgpack"),
         ([packed(1)], "header is not one of reelwire"),
         (header("reelwire"), "header is not one of reelwire"),
-        (header("other", 1, 0, "Ack", ["s", 1]), "header is not one of reelwire"),
-        (header("reelwire", "1", 0, "Ack", ["s", 1]), "the protocol's version is not a number"),
-        (header("reelwire", 1, 0, "Ack"), "header has 4 parts instead of 5"),
-        (header("reelwire", 1, -1, "Ack", ["s", 1]), "attachment is not a number of 0 and more"),
-        (header("reelwire", 1, True, "Ack", ["s", 1]), "attachment is not a number of 0 and more"),
-        (header("reelwire", 1, 0, b"Ack", ["s", 1]), "the message's name is not a text"),
-        (header("reelwire", 1, 0, "Chunk", ["s", 1]), "message 'Chunk' is unknown in this direction"),
-        (header("reelwire", 1, 0, "x" * 999, []), f"message '{'x' * 40}' is unknown"),
-        (header("reelwire", 1, 0, "Ack", {"session": "s"}), "Ack is not a list of the 2 fields of Ack"),
-        (header("reelwire", 1, 0, "Ack", ["s"]), "Ack is not a list of the 2 fields of Ack"),
-        (header("reelwire", 1, 0, "Ack", ["s", 1.0]), "Ack.chunks is not a 64-bit integer"),
-        (header("reelwire", 1, 0, "Ack", ["s", True]), "Ack.chunks is not a 64-bit integer"),
-        (header("reelwire", 1, 0, "Ack", ["s", 1 << 63]), "Ack.chunks is not a 64-bit integer"),
-        (header("reelwire", 1, 0, "Ack", [b"s", 1]), "Ack.session is not a text"),
-        (header("reelwire", 1, 0, "Heartbeat", [float("nan")]), "Heartbeat.busy_for_s is not a finite number"),
-        (header("reelwire", 1, 0, "EndSession", ["s", "stop"]), "EndSession.mode is not one of drain, cancel"),
-        (header("reelwire", 1, 0, "SetKeys", ["s", [1, "w", 0, [], 0]]), "KeyState.held is not a list"),
-        (header("reelwire", 1, 0, "OpenSession", ["k", "p", 1, [], {}]), "OpenSession.parameters is not a map"),
-        (header("reelwire", 1, 0, "OpenSession", ["k", "p", 1, {"a": deep}, {}]), "is not nested 16 or fewer deep"),
-        (header("reelwire", 1, 0, "OpenSession", ["k", "p", 1, {}, {"i": ["uint8", [1], 0]}]), "frame 0 of 0 isn't"),
-        (header("reelwire", 1, 0, "OpenSession", ["k", "p", 1, {}, {"i": ["uint8", 1, 0]}]), "is not a tensor"),
-        ([*header("reelwire", 1, 0, "Ack", ["s", 1]), b"x"], "Ack refers to 0 of 1 frames"),
-        ([*header("reelwire", 1, 0, "OpenSession", ["k", "p", 1, {}, TWICE]), b"x", b"y"], "frame 0 is referred to in"),
-        ([*header("reelwire", 1, 0, "OpenSession", ["k", "p", 1, {}, LATER]), b"x", b"y"], "in place of frame 0"),
-        (header("reelwire", 1, 0, "OpenSession", ["k", "p", 1, {}, {"i": [1]}]), "is not a tensor"),
+        (header("other", 2, 0, ["Ack", ACK]), "header is not one of reelwire"),
+        (header("reelwire", "2", 0, ["Ack", ACK]), "the protocol's version is not a number"),
+        (header("reelwire", 2, 0), "header has 3 parts instead of 4"),
+        (header("reelwire", 2, -1, ["Ack", ACK]), "attachment is not a number of 0 and more"),
+        (header("reelwire", 2, True, ["Ack", ACK]), "attachment is not a number of 0 and more"),
+        (header("reelwire", 2, 0, {"Ack": ACK}), "the messages are not a list of 1 to 256 names, each with its body"),
+        (header("reelwire", 2, 0, []), "the messages are not a list of 1 to 256 names, each with its body"),
+        (header("reelwire", 2, 0, ["Ack"]), "the messages are not a list of 1 to 256 names, each with its body"),
+        (header("reelwire", 2, 0, ["Ack", ACK] * 257), "the messages are not a list of 1 to 256 names"),
+        (header("reelwire", 2, 0, ["Ack", ["s", 1, [2, 9]]]), "Ack's body is not bytes"),
+        (header("reelwire", 2, 0, ["Ack", b"\xc1"]), "Ack is not msgpack"),
+        (header("reelwire", 2, 0, ["Ack", ACK, "Ack", packed(["s"])]), "Ack is not a list of the 3 fields of Ack"),
+        (said(b"Ack", []), "the message's name is not a text"),
+        (said("Chunk", []), "message 'Chunk' is unknown in this direction"),
+        (said("x" * 999, []), f"message '{'x' * 40}' is unknown"),
+        (said("Ack", {"session": "s"}), "Ack is not a list of the 3 fields of Ack"),
+        (said("Ack", ["s"]), "Ack is not a list of the 3 fields of Ack"),
+        (said("Ack", ["s", 1, [2]]), "Ack.credit is not a list of the 2 fields of Credit"),
+        (said("Ack", ["s", 1.0, [2, 9]]), "Ack.chunks is not a 64-bit integer"),
+        (said("Ack", ["s", True, [2, 9]]), "Ack.chunks is not a 64-bit integer"),
+        (said("Ack", ["s", 1 << 63, [2, 9]]), "Ack.chunks is not a 64-bit integer"),
+        (said("Ack", ["s", 1, [2, -1.0]]), "Credit.nbytes is not a 64-bit integer"),
+        (said("Ack", [b"s", 1, [2, 9]]), "Ack.session is not a text"),
+        (said("Heartbeat", [float("nan"), [], []]), "Heartbeat.busy_for_s is not a finite number"),
+        (said("Heartbeat", ["1", [], []]), "Heartbeat.busy_for_s is not a finite number"),
+        (said("Heartbeat", [1.0, [], [["s", None]]]), "ControlGrant.control_limit is not a 64-bit integer"),
+        (said("EndSession", ["s", "stop"]), "EndSession.mode is not one of drain, cancel"),
+        (said("SetKeys", ["s", [1, "w", 0, [], 0]]), "KeyState.held is not a list"),
+        (said("SetKeys", ["s", [1, ["w", 1], 0, [], 0]]), "KeyState.held is not a text"),
+        (said("SubmitControl", ["s", "1", [{}, {}]]), "SubmitControl.index is not a 64-bit integer"),
+        (said("MemoryProbed", ["o", "x"]), "MemoryProbed.probe is not bytes"),
+        (opening(parameters=[]), "OpenSession.parameters is not a map"),
+        (opening(parameters={"a": deep}), "OpenSession.parameters['a'] is not nested 16 or fewer deep"),
+        (opening({"i": ["uint8", [1], 0]}), "OpenSession.tensors['i']: frame 0 of 0 isn't"),
+        (opening({"i": ["uint8", [1], -1]}), "frame -1 of 0 isn't"),
+        (opening({"i": ["uint8", 1, 0]}), "OpenSession.tensors['i'] is not a tensor"),
+        (opening({"i": [1]}), "OpenSession.tensors['i'] is not a tensor"),
+        (opening({"i": ["uint8", [1], ["own er", "s", 1, 0]]}), "'own er' names no shared memory"),
+        (opening({"i": ["uint8", [1], ["o", "s", -1, 0]]}), "generations and offsets of 0 and more"),
+        ([*said("Ack", ["s", 1, [2, 9]]), b"x"], "Ack refers to 0 of 1 frames"),
+        ([*header("reelwire", 2, 0, ["Ack", ACK] * 2), b"x"], "a batch of 2 messages refers to 0 of 1 frames"),
+        ([*opening(TWICE), b"x", b"y"], "frame 0 is referred to in"),
+        ([*opening(LATER), b"x", b"y"], "in place of frame 0"),
     ],
     ids=lambda value: value[:40] if isinstance(value, str) else "",
 )  # fmt: skip
@@ -238,8 +287,10 @@ def test_streaming_34_the_error_says_what_is_wrong(frames: list[bytes], sentence
 
 def test_streaming_38_another_protocol_is_named_with_ours() -> None:
     """A header of another version is recognised as such, whatever follows."""
-    with pytest.raises(VersionMismatch, match="the peer speaks protocol 2, this side 1"):
-        wire.decode(header("reelwire", 2, {"new": "layout"}), wire.TO_BROKER, LIMITS)
+    with pytest.raises(VersionMismatch, match="the peer speaks protocol 1, this side 2"):
+        wire.decode(header("reelwire", 1, 0, "Ack", ["s", 1]), wire.TO_BROKER, LIMITS)
+    with pytest.raises(VersionMismatch, match="the peer speaks protocol 3, this side 2"):
+        wire.decode(header("reelwire", 3, {"new": "layout"}), wire.TO_BROKER, LIMITS)
 
 
 def test_streaming_34_sizes_are_limited_before_anything_is_read() -> None:
@@ -262,8 +313,8 @@ def test_streaming_34_sizes_are_limited_before_anything_is_read() -> None:
 def test_nothing_but_plain_msgpack_is_read() -> None:
     """Extension types, among them timestamps, are refused, so no code of anybody's runs when bytes are read."""
     for data in (msgpack.ExtType(5, b"x"), msgpack.Timestamp(1)):
-        refused(header("reelwire", 1, 0, "Ack", ["s", data]), wire.TO_BROKER)
-        refused(header("reelwire", 1, 0, "OpenSession", ["k", "p", 1, {"a": data}, {}]), wire.TO_BROKER)
+        refused(said("Ack", ["s", data, [2, 9]]), wire.TO_BROKER)
+        refused(opening(parameters={"a": data}), wire.TO_BROKER)
 
 
 def test_what_can_not_be_sent_is_the_senders_fault() -> None:
@@ -280,3 +331,44 @@ def test_tensors_travel_beside_the_header_without_a_copy() -> None:
     assert len(frames) == 2
     image[0, 0, 0] = 99
     assert memoryview(frames[1])[0] == 99
+
+
+def test_a_message_knows_its_own_size_among_others() -> None:
+    """Each message of a batch is as large as it is alone, its frames included."""
+    messages = [message for message, direction in EXAMPLES if direction is wire.TO_BROKER]
+    together = wire.decode(wire.encode(messages, 7), wire.TO_BROKER, LIMITS)
+    alone = [wire.decode(wire.encode(message, 7), wire.TO_BROKER, LIMITS).sizes[0] for message in messages]
+    assert list(together.sizes) == alone
+    assert together.sizes[1] > 12
+
+
+def beat(nbytes: int = 0, frames: int = 0) -> wire.Packed:
+    """A message with a body and frames of so many bytes."""
+    return wire.Packed("Heartbeat", bytes(nbytes), [bytes(nbytes)] * frames)
+
+
+def test_streaming_11_small_messages_travel_together_within_bounds() -> None:
+    """Up to 64 KiB of tensors, 128 KiB of header and 256 messages, of one attachment, and what their receiver takes."""
+    many = wire.Batch(1, beat())
+    assert [many.add(1, beat(), LIMITS) for _ in range(wire.TOGETHER_MAX)] == [True] * 255 + [False]
+    assert not wire.Batch(1, beat()).add(2, beat(), LIMITS)
+    header = wire.Batch(1, beat())
+    assert header.add(1, beat(wire.TOGETHER_HEADER_BYTES_MAX - 200), LIMITS)
+    assert not header.add(1, beat(200), LIMITS)
+    assert len(header.frames()[0]) <= header.nbytes <= wire.TOGETHER_HEADER_BYTES_MAX
+    tensors_ = wire.Batch(1, beat())
+    assert not tensors_.add(1, beat(1 + wire.TOGETHER_TENSOR_BYTES_MAX // 2, frames=2), LIMITS)
+    assert tensors_.add(1, beat(wire.TOGETHER_TENSOR_BYTES_MAX // 2, frames=2), LIMITS)
+    assert not tensors_.add(1, beat(1, frames=1), LIMITS)
+    for narrow in (wire.Limits(header_bytes_max=78), wire.Limits(frames_max=2), wire.Limits(message_bytes_max=80)):
+        one = wire.Batch(1, beat(4, frames=1))
+        assert not one.add(1, beat(9, frames=1), narrow)
+        assert one.frames()[1:] == [bytes(4)]
+
+
+def test_streaming_11_a_large_message_travels_alone() -> None:
+    """Behind a batch that begins with one nothing more is put."""
+    large = wire.Batch(1, beat(wire.TOGETHER_TENSOR_BYTES_MAX + 1, frames=1))
+    assert not large.add(1, beat(1, frames=1), LIMITS)
+    assert not large.add(1, beat(), LIMITS)
+    assert wire.Batch(1, beat()).frames() == wire.joined([beat()], 1)

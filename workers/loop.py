@@ -92,8 +92,8 @@ class _Loop:
     def serve(self) -> int:
         self._handle(Started(time.monotonic()))
         while self._exit_code is None:
-            self._wait()
             self._outbox.flush()
+            self._wait()
             if self._outbox.nbytes > self._config.outbox_bytes_max:
                 self._handle(OutboxFull(time.monotonic()))
             for _ in range(self.wake.clear()):
@@ -101,6 +101,7 @@ class _Loop:
             self._report()
             drained = self._receive()
             self._handle(Tick(time.monotonic(), drained))
+        self._outbox.flush()
         return self._exit_code
 
     def close(self) -> list[str]:
@@ -142,16 +143,16 @@ class _Loop:
                 frames = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
             except zmq.Again:
                 return True
-            event: Event
+            now = time.monotonic()
             try:
                 envelope = wire.decode([frame.buffer for frame in frames], wire.TO_WORKER, self._core.limits)
             except VersionMismatch as error:
-                event = Malformed(time.monotonic(), "version", str(error))
+                self._handle(Malformed(now, "version", str(error)))
             except WireError as error:
-                event = Malformed(time.monotonic(), "malformed", str(error))
+                self._handle(Malformed(now, "malformed", str(error)))
             else:
-                event = Received(time.monotonic(), envelope.attachment, envelope.message)
-            self._handle(event)
+                for message in envelope.messages:
+                    self._handle(Received(now, envelope.attachment, message))
         return False
 
     def _handle(self, event: Event) -> None:
@@ -164,8 +165,9 @@ class _Loop:
                 self._connect()
             case Send():
                 self._linger_ms = LINGER_MS if isinstance(action.message, Goodbye) else 0
-                self._outbox.put(wire.encode(action.message, action.attachment))
+                self._outbox.put(action.attachment, wire.pack(action.message))
             case SetLimits():
+                self._outbox.limits = action.limits
                 for thread in self._threads.values():
                     thread.limits = action.limits
             case Run():

@@ -26,16 +26,20 @@ class Tracker(Protocol):
 
 
 class Outbox:
-    """Messages to the broker, in order.
+    """Messages to the broker, in order; small ones that wait together are sent together.
 
     Args:
-        send: hands a message over; None when it isn't taken now.
+        send: hands frames over; None when they aren't taken now.
+
+    Attributes:
+        limits: what the broker accepts.
     """
 
     def __init__(self, send: Callable[[Frames], Tracker | None]) -> None:
         """Start empty."""
         self._send = send
-        self._waiting: deque[tuple[Frames, int]] = deque()
+        self.limits = wire.Limits()
+        self._waiting: deque[wire.Batch] = deque()
         self._taken: deque[tuple[Tracker, int]] = deque()
         self._nbytes = 0
 
@@ -51,22 +55,24 @@ class Outbox:
             self._nbytes -= self._taken.popleft()[1]
         return self._nbytes
 
-    def put(self, frames: Frames) -> None:
-        """Send a message, after those that wait."""
-        size = sum(memoryview(frame).nbytes for frame in frames)
-        self._waiting.append((frames, size))
-        self._nbytes += size
-        self.flush()
+    def put(self, attachment: int, packed: wire.Packed) -> None:
+        """Let a message wait for the next `flush`, after those that wait already."""
+        last = self._waiting[-1] if self._waiting else None
+        before = 0 if last is None else last.nbytes
+        if last is None or not last.add(attachment, packed, self.limits):
+            last, before = wire.Batch(attachment, packed), 0
+            self._waiting.append(last)
+        self._nbytes += last.nbytes - before
 
     def flush(self) -> None:
         """Send what waits, as far as it is taken."""
         while self._waiting:
-            frames, size = self._waiting[0]
-            tracker = self._send(frames)
+            batch = self._waiting[0]
+            tracker = self._send(batch.frames())
             if tracker is None:
                 return
             self._waiting.popleft()
-            self._taken.append((tracker, size))
+            self._taken.append((tracker, batch.nbytes))
 
     def clear(self) -> None:
         """Forget everything: the connection is gone."""

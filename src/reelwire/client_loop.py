@@ -83,8 +83,10 @@ class Link:
         self._answers: dict[int, e.Done] = {}
         self._next_call = 0
         self._delivery: e.Delivery | None = None
-        self._outbox: deque[list[wire.Buffer]] = deque()
+        self._outbox: deque[wire.Batch] = deque()
         self._outbox_bytes = 0
+        self._welcome: messages.Welcome | None = None
+        self._accepted = wire.Limits()
         self._reconnect = False
         self._stopped = False
         self._leaving = False
@@ -173,7 +175,7 @@ class Link:
             match action:
                 case e.Send(attachment=attachment, message=message):
                     self._goodbye = isinstance(message, messages.Goodbye)
-                    self._put(wire.encode(message, attachment))
+                    self._put(attachment, wire.pack(message))
                 case e.Done(call=call):
                     self._answers[call] = action
                 case e.Delivery():
@@ -193,13 +195,20 @@ class Link:
         if os.getpid() != self._pid:
             raise UsageError("a client can't be used in a forked process; make one there")
 
-    def _put(self, frames: list[wire.Buffer]) -> None:
+    def _put(self, attachment: int, packed: wire.Packed) -> None:
         # One message over at most: a big one must not wait for ever for a room that it can't have.
         if self._outbox_bytes > OUTBOX_BYTES_MAX:
             self.feed(e.OutboxFull)
             return
-        self._outbox.append(frames)
-        self._outbox_bytes += _size(frames)
+        if self.core.welcome is not self._welcome:
+            self._welcome = self.core.welcome
+            self._accepted = wire.Limits.of({} if self._welcome is None else self._welcome.limits)
+        last = self._outbox[-1] if self._outbox else None
+        before = 0 if last is None else last.nbytes
+        if last is None or not last.add(attachment, packed, self._accepted):
+            last, before = wire.Batch(attachment, packed), 0
+            self._outbox.append(last)
+        self._outbox_bytes += last.nbytes - before
 
     # --- the thread ----------------------------------------------------------------------------------------------------
 
@@ -273,13 +282,13 @@ class Link:
         """Send what waits; whether everything went out."""
         with self.lock:
             while self._outbox:
-                frames = self._outbox[0]
+                batch = self._outbox[0]
                 try:
-                    dealer.send_multipart(frames, zmq.NOBLOCK)
+                    dealer.send_multipart(batch.frames(), zmq.NOBLOCK)
                 except zmq.Again:
                     return False
                 self._outbox.popleft()
-                self._outbox_bytes -= _size(frames)
+                self._outbox_bytes -= batch.nbytes
         return True
 
     def _receive(self, dealer: zmq.Socket[bytes]) -> bool:
@@ -296,18 +305,17 @@ class Link:
             except WireError as error:
                 self._malformed(str(error), version=False)
             else:
-                self._got(envelope.attachment, envelope.message)
+                self._got(envelope)
         return False
 
-    def _got(self, attachment: int, message: messages.ToClient) -> None:
-        self.feed(lambda now: e.Received(now, attachment, message))
+    def _got(self, envelope: wire.Envelope[messages.ToClient]) -> None:
+        with self.lock:
+            now = time.monotonic()
+            for message in envelope.messages:
+                self._perform(self.core.handle(e.Received(now, envelope.attachment, message)))
 
     def _malformed(self, reason: str, *, version: bool) -> None:
         self.feed(lambda now: e.Malformed(now, reason, version))
-
-
-def _size(frames: list[wire.Buffer]) -> int:
-    return sum(memoryview(frame).nbytes for frame in frames)
 
 
 @atexit.register

@@ -1,13 +1,15 @@
 """Frames to messages and back: pure, bounded, and nothing is ever pickled.
 
-A message is one header frame and one frame per inline tensor. The header is msgpack::
+One or several messages travel together: one header frame, and one frame per inline tensor. The header is msgpack::
 
-    ["reelwire", protocol, attachment, message name, [field, field, ...]]
+    ["reelwire", protocol, attachment, [message name, body, message name, body, ...]]
 
-`attachment` is the number that the broker issued to this connection in answer to its hello (0 before that); a frame
-that carries another one is not from the peer it claims to be. A message's fields stand in the order of its class; a
+`attachment` is the number that the broker issued to this connection in answer to its hello (0 before that); frames
+that carry another one are not from the peer they claim to be. A body is msgpack in bytes of its own, so that each message has a
+size, and is encoded without regard to its neighbours: ``[field, field, ...]`` in the order of the message's class. A
 nested message is a list of its fields, a tensor is ``[dtype, shape, number of its frame]``, or for one in shared memory
-``[dtype, shape, [owner, segment, generation, offset]]``. Frames are numbered in the order in which the fields refer to them, and each is referred to exactly once.
+``[dtype, shape, [owner, segment, generation, offset]]``. Frames are numbered within their message, in the order in
+which its fields refer to them, and each is referred to exactly once; those of the first message come first.
 
 Encoders and decoders are compiled once per class from its type hints, so that `messages.py` is the one description of
 the protocol.
@@ -18,8 +20,8 @@ from __future__ import annotations
 import math
 import types
 import typing
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields, is_dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, is_dataclass
 from functools import cache
 from typing import Any, Generic, Literal, TypeVar, Union, cast
 
@@ -30,8 +32,16 @@ from .errors import VersionMismatch, WireError
 from .tensors import Inline, Shared, TensorRef
 
 MAGIC = "reelwire"
-PROTOCOL = 1
+PROTOCOL = 2
 PLAIN_DEPTH_MAX = 16
+TOGETHER_MAX = 256
+"""Messages that may travel together."""
+TOGETHER_HEADER_BYTES_MAX = 128 << 10
+"""Above this header, and above these bytes of tensors, a message travels alone."""
+TOGETHER_TENSOR_BYTES_MAX = 64 << 10
+HEADER_BYTES = 32
+"""No header takes more beside its messages, and no message more in it than this beside its name and its body."""
+ENTRY_BYTES = 8
 
 Buffer = bytes | memoryview
 Encoder = Callable[[Any, list[Buffer]], Any]
@@ -54,6 +64,11 @@ class Limits:
     header_bytes_max: int = 1 << 20
     frames_max: int = 256
     message_bytes_max: int = 512 << 20
+
+    @classmethod
+    def of(cls, said: Mapping[str, int]) -> Limits:
+        """What a peer says that it accepts, by these names; what it doesn't say, or nonsense, is as by default."""
+        return cls(**{one.name: said[one.name] for one in fields(cls) if said.get(one.name, 0) > 0})
 
     @property
     def part_bytes_max(self) -> int:
@@ -78,10 +93,75 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Envelope(Generic[M]):
-    """A decoded message and the attachment number that its sender claims."""
+    """Decoded messages, in order, and the attachment number that their sender claims.
+
+    Attributes:
+        attachment: the number.
+        messages: one or more.
+        sizes: bytes of each, its frames included.
+    """
 
     attachment: int
-    message: M
+    messages: tuple[M, ...]
+    sizes: tuple[int, ...] = field(default=(), compare=False)
+
+
+@dataclass(slots=True, eq=False)
+class Packed:
+    """One encoded message, ready to be put beside others.
+
+    Attributes:
+        name: of the message.
+        body: its fields.
+        buffers: its tensors, not copied.
+    """
+
+    name: str
+    body: bytes
+    buffers: list[Buffer]
+
+
+class Batch:
+    """Messages to one peer that travel together, in order, for as long as they are small.
+
+    Args:
+        attachment: the peer's number.
+        first: the first of them; it may be large, and is alone then.
+    """
+
+    __slots__ = ("_frames", "_header_bytes", "_packed", "_tensor_bytes", "attachment")
+
+    def __init__(self, attachment: int, first: Packed) -> None:
+        """Begin with one message."""
+        self.attachment = attachment
+        self._packed = [first]
+        self._header_bytes = HEADER_BYTES + _entry_bytes(first)
+        self._tensor_bytes = sum(sizes_of(first.buffers))
+        self._frames = 1 + len(first.buffers)
+
+    def add(self, attachment: int, packed: Packed, limits: Limits) -> bool:
+        """Whether one more message travels with these; not when the peer, which has these limits, might refuse them."""
+        header_bytes = self._header_bytes + _entry_bytes(packed)
+        if attachment != self.attachment or header_bytes > min(TOGETHER_HEADER_BYTES_MAX, limits.header_bytes_max):
+            return False
+        tensor_bytes = self._tensor_bytes + sum(sizes_of(packed.buffers))
+        if tensor_bytes > min(TOGETHER_TENSOR_BYTES_MAX, limits.message_bytes_max - header_bytes):
+            return False
+        if len(self._packed) >= TOGETHER_MAX or self._frames + len(packed.buffers) > limits.frames_max:
+            return False
+        self._packed.append(packed)
+        self._header_bytes, self._tensor_bytes = header_bytes, tensor_bytes
+        self._frames += len(packed.buffers)
+        return True
+
+    @property
+    def nbytes(self) -> int:
+        """What all of them take, in bytes; a few less may be sent."""
+        return self._header_bytes + self._tensor_bytes
+
+    def frames(self) -> list[Buffer]:
+        """What is to be sent."""
+        return joined(self._packed, self.attachment)
 
 
 class Direction(Generic[M]):
@@ -97,57 +177,103 @@ TO_CLIENT: Direction[messages.ToClient] = Direction(messages.ToClient)
 TO_WORKER: Direction[messages.ToWorker] = Direction(messages.ToWorker)
 
 
-def encode(message: messages.Message, attachment: int) -> list[Buffer]:
-    """The frames of a message; tensors' bytes are not copied.
+def encode(what: messages.Message | Sequence[messages.Message], attachment: int) -> list[Buffer]:
+    """The frames of one message, or of several that travel together; tensors' bytes are not copied.
 
     Raises:
-        ValueError: a plain value in it has no place on the wire (a numpy scalar, say).
+        ValueError: a plain value in one has no place on the wire (a numpy scalar, say).
+    """
+    several = what if isinstance(what, Sequence) else (what,)
+    return joined([pack(message) for message in several], attachment)
+
+
+def pack(message: messages.Message) -> Packed:
+    """A message by itself; `joined` puts it on its way.
+
+    Raises:
+        ValueError: as `encode`.
     """
     buffers: list[Buffer] = []
     kind = type(message)
     body = _encoder(cast("Any", kind))(message, buffers)
     try:
-        header = cast("bytes", msgpack.packb([MAGIC, PROTOCOL, attachment, kind.__name__, body]))
+        return Packed(kind.__name__, cast("bytes", msgpack.packb(body)), buffers)
     except (TypeError, ValueError, OverflowError) as error:
         raise ValueError(f"{kind.__name__} can't be encoded: {error}") from error
-    return [header, *buffers]
+
+
+def joined(packed: Iterable[Packed], attachment: int) -> list[Buffer]:
+    """The frames of messages that travel together."""
+    entries: list[str | bytes] = []
+    frames: list[Buffer] = [b""]
+    for one in packed:
+        entries += (one.name, one.body)
+        frames += one.buffers
+    frames[0] = cast("bytes", msgpack.packb((MAGIC, PROTOCOL, attachment, entries)))
+    return frames
 
 
 def decode(frames: Sequence[Buffer], direction: Direction[M], limits: Limits) -> Envelope[M]:
-    """The message that the frames hold.
+    """The messages that the frames hold: all of them, or an error.
 
     Raises:
         VersionMismatch: the frames are of another version of the protocol.
-        WireError: they are no message of this direction, or exceed a limit. Nothing else is ever raised.
+        WireError: they are no messages of this direction, or exceed a limit. Nothing else is ever raised.
     """
-    reason = limits.misfit(sizes_of(frames))
+    sizes = sizes_of(frames)
+    reason = limits.misfit(sizes)
     if reason is not None:
         raise WireError(reason)
-    try:
-        header = msgpack.unpackb(frames[0], strict_map_key=True, raw=False, ext_hook=_refuse_extension)
-    except Exception as error:  # the unpacker's errors have no common root, and the bytes are a stranger's
-        raise WireError(f"header is not msgpack: {error}") from error
+    header = _unpacked(frames[0], "header")
     if not isinstance(header, list) or len(header) < 2 or header[0] != MAGIC:
         raise WireError("header is not one of reelwire")
     if type(header[1]) is not int:
         raise WireError("the protocol's version is not a number")
     if header[1] != PROTOCOL:
         raise VersionMismatch(f"the peer speaks protocol {header[1]}, this side {PROTOCOL}")
-    if len(header) != 5:
-        raise WireError(f"header has {len(header)} parts instead of 5")
-    attachment, name, body = header[2:]
+    if len(header) != 4:
+        raise WireError(f"header has {len(header)} parts instead of 4")
+    attachment, entries = header[2:]
     if type(attachment) is not int or attachment < 0:
         raise WireError("attachment is not a number of 0 and more")
+    if not isinstance(entries, list) or not entries or len(entries) % 2 or len(entries) > 2 * TOGETHER_MAX:
+        raise WireError(f"the messages are not a list of 1 to {TOGETHER_MAX} names, each with its body")
+    taken = _Frames(frames)
+    found: list[M] = []
+    nbytes: list[int] = []
+    for at in range(0, len(entries), 2):
+        first = taken.begin()
+        found.append(_message(entries[at], entries[at + 1], direction, taken))
+        nbytes.append(len(entries[at]) + len(entries[at + 1]) + sum(sizes[first : taken.next]))
+    if taken.next < len(frames):
+        raise WireError(f"{_names(entries)} refers to {taken.next - 1} of {len(frames) - 1} frames")
+    return Envelope(attachment, tuple(found), tuple(nbytes))
+
+
+def _message(name: object, body: object, direction: Direction[M], frames: _Frames) -> M:
     if not isinstance(name, str):
         raise WireError("the message's name is not a text")
     kind = direction.kinds.get(name)
     if kind is None:
         raise WireError(f"message {name[:40]!r} is unknown in this direction")
-    tensors_of = _Frames(frames[1:])
-    message = cast("M", _decoder(kind)(body, tensors_of, kind.__name__))
-    if tensors_of.taken < len(tensors_of.frames):
-        raise WireError(f"{kind.__name__} refers to {tensors_of.taken} of {len(tensors_of.frames)} frames")
-    return Envelope(attachment, message)
+    if not isinstance(body, bytes):
+        raise WireError(f"{name}'s body is not bytes")
+    return cast("M", _decoder(kind)(_unpacked(body, name), frames, name))
+
+
+def _unpacked(data: Buffer, what: str) -> Any:
+    try:
+        return msgpack.unpackb(data, strict_map_key=True, raw=False, ext_hook=_refuse_extension)
+    except Exception as error:  # the unpacker's errors have no common root, and the bytes are a stranger's
+        raise WireError(f"{what} is not msgpack: {error}") from error
+
+
+def _names(entries: Sequence[str]) -> str:
+    return entries[0] if len(entries) == 2 else f"a batch of {len(entries) // 2} messages"
+
+
+def _entry_bytes(packed: Packed) -> int:
+    return ENTRY_BYTES + len(packed.name) + len(packed.body)
 
 
 def sizes_of(frames: Sequence[Buffer]) -> list[int]:
@@ -156,21 +282,28 @@ def sizes_of(frames: Sequence[Buffer]) -> list[int]:
 
 
 class _Frames:
-    """The tensors' frames of one message; they are taken in order, each once."""
+    """The frames of tensors; they are taken in order, each once, and numbered anew for each message."""
 
-    __slots__ = ("frames", "taken")
+    __slots__ = ("_first", "_frames", "next")
 
     def __init__(self, frames: Sequence[Buffer]) -> None:
-        self.frames = frames
-        self.taken = 0
+        self._frames = frames
+        self._first = self.next = 1  # the header comes before them
+
+    def begin(self) -> int:
+        """The next message begins; the place of its first frame."""
+        self._first = self.next
+        return self._first
 
     def take(self, number: int, path: str) -> Buffer:
-        if not 0 <= number < len(self.frames):
-            raise WireError(f"{path}: frame {number} of {len(self.frames)} isn't there")
-        if number != self.taken:
-            raise WireError(f"{path}: frame {number} is referred to in place of frame {self.taken}")
-        self.taken += 1
-        return self.frames[number]
+        """The frame of that number in this message."""
+        place = self._first + number
+        if number < 0 or place >= len(self._frames):
+            raise WireError(f"{path}: frame {number} of {len(self._frames) - self._first} isn't there")
+        if place != self.next:
+            raise WireError(f"{path}: frame {number} is referred to in place of frame {self.next - self._first}")
+        self.next += 1
+        return self._frames[place]
 
 
 def _refuse_extension(code: int, _data: bytes) -> object:

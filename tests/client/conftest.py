@@ -167,13 +167,17 @@ class StandIn:
                 self.send(*entry)
             if self.router in ready:
                 self.route, *frames = self.router.recv_multipart()
-                message = wire.decode(frames, wire.TO_BROKER, wire.Limits()).message
-                self.before(message)
-                if type(message) not in self.silent:
-                    for answer in self.answers(message):
-                        self.send(self.attachment, answer)
-                if not isinstance(message, m.Heartbeat):
-                    self.heard.put(message)
+                for message in wire.decode(frames, wire.TO_BROKER, wire.Limits()).messages:
+                    self.hear(message)
+
+    def hear(self, message: Any) -> None:
+        """Answer, and keep what was said for the test."""
+        self.before(message)
+        if type(message) not in self.silent:
+            for answer in self.answers(message):
+                self.send(self.attachment, answer)
+        if not isinstance(message, m.Heartbeat):
+            self.heard.put(message)
 
     def answers(self, message: Any) -> list[Any]:
         """What a broker would say; every accepted control becomes a chunk at once."""

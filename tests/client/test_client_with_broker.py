@@ -57,7 +57,7 @@ class Pipe:
         """Receive the oldest: attachment, message, bytes."""
         frames = self.frames.popleft()[1]
         envelope = wire.decode(frames, self.direction, LIMITS)
-        return envelope.attachment, envelope.message, sum(map(len, frames))
+        return envelope.attachment, envelope.messages[0], envelope.sizes[0]
 
 
 class Worker:

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
@@ -52,17 +53,21 @@ class FakeBroker:
         self.route = b""
         self.attachment = 0
         self.heartbeats: list[Heartbeat] = []
+        self.unread: deque[Any] = deque()
         self.answers = True
 
     def receive(self, limit_s: float = LIMIT_S) -> Any:
         """The next message of any kind."""
-        assert self.socket.poll(int(limit_s * 1000)), "nothing came"
-        self.route, *frames = self.socket.recv_multipart()
-        envelope = wire.decode(frames, wire.TO_BROKER, wire.Limits())
-        self.attachment = envelope.attachment
-        if self.answers and isinstance(envelope.message, Heartbeat):
+        if not self.unread:
+            assert self.socket.poll(int(limit_s * 1000)), "nothing came"
+            self.route, *frames = self.socket.recv_multipart()
+            envelope = wire.decode(frames, wire.TO_BROKER, wire.Limits())
+            self.attachment = envelope.attachment
+            self.unread += envelope.messages
+        message = self.unread.popleft()
+        if self.answers and isinstance(message, Heartbeat):
             self.say(Heartbeat(), self.attachment)
-        return envelope.message
+        return message
 
     def expect(self, kind: type[M], limit_s: float = LIMIT_S) -> M:
         """The next message that is no heartbeat."""

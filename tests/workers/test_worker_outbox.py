@@ -7,10 +7,15 @@ from collections.abc import Iterator
 import pytest
 import zmq
 
+from reelwire import wire
+from reelwire.messages import Heartbeat
 from reelwire.workers.outbox import Frames, Outbox
 
 LARGE = 1 << 20
 QUEUE_MAX = 3
+
+
+ALONE = wire.TOGETHER_TENSOR_BYTES_MAX + 1
 
 
 class Taken:
@@ -19,6 +24,12 @@ class Taken:
     def __init__(self, frames: Frames) -> None:
         self.frames = frames
         self.done = False
+
+    @property
+    def said(self) -> list[int]:
+        """The numbers of the heartbeats in it."""
+        messages = wire.decode(self.frames, wire.TO_BROKER, wire.Limits()).messages
+        return [int(message.busy_for_s) for message in messages if isinstance(message, Heartbeat)]
 
 
 class Wire:
@@ -36,44 +47,82 @@ class Wire:
         return self.taken[-1]
 
 
+def beat(number: int) -> wire.Packed:
+    """A small message."""
+    return wire.pack(Heartbeat(float(number)))
+
+
+def large(nbytes: int = ALONE) -> wire.Packed:
+    """A message that travels alone."""
+    return wire.Packed("Heartbeat", b"", [bytes(nbytes)])
+
+
 def test_streaming_35_bytes_count_until_they_are_written() -> None:
     """Handed over is not gone; what is written out is."""
-    wire = Wire()
-    outbox = Outbox(wire.send)
-    outbox.put([b"12", b"345"])
-    outbox.put([b"6"])
-    assert (outbox.nbytes, outbox.blocked) == (6, False)
-    wire.taken[0].done = True
-    assert outbox.nbytes == 1
-    wire.taken[1].done = True
+    there = Wire()
+    outbox = Outbox(there.send)
+    outbox.put(1, large())
+    outbox.put(1, large())
+    both = outbox.nbytes
+    assert both > 2 * ALONE
+    outbox.flush()
+    assert (outbox.nbytes, outbox.blocked) == (both, False)
+    there.taken[0].done = True
+    assert outbox.nbytes == both // 2
+    there.taken[1].done = True
     assert outbox.nbytes == 0
 
 
 def test_what_is_not_taken_waits_in_order() -> None:
     """And goes out before anything newer."""
-    wire = Wire()
-    outbox = Outbox(wire.send)
-    wire.open = False
-    outbox.put([b"1"])
-    outbox.put([b"2"])
-    assert (outbox.nbytes, outbox.blocked) == (2, True)
-    wire.open = True
-    outbox.put([b"3"])
-    assert [taken.frames for taken in wire.taken] == [[b"1"], [b"2"], [b"3"]]
+    there = Wire()
+    outbox = Outbox(there.send)
+    there.open = False
+    outbox.put(1, beat(1))
+    outbox.flush()
+    outbox.put(1, large())
+    outbox.put(1, beat(2))
+    outbox.flush()
+    assert outbox.blocked
+    there.open = True
+    outbox.put(1, beat(3))
+    outbox.flush()
+    assert [len(taken.frames) for taken in there.taken] == [1, 2, 1]
+    assert [there.taken[0].said, there.taken[2].said] == [[1], [2, 3]]
     assert not outbox.blocked
+
+
+def test_streaming_11_small_messages_that_wait_together_are_sent_together() -> None:
+    """In order, as far as the broker takes them together, and never under another number than they were said under."""
+    there = Wire()
+    outbox = Outbox(there.send)
+    for number in range(3):
+        outbox.put(1, beat(number))
+    outbox.put(2, beat(3))
+    outbox.flush()
+    outbox.limits = wire.Limits(header_bytes_max=50)
+    for number in range(4, 6):
+        outbox.put(2, beat(number))
+    outbox.flush()
+    assert [taken.said for taken in there.taken] == [[0, 1, 2], [3], [4], [5]]
+    for taken in there.taken:
+        taken.done = True
+    assert outbox.nbytes == 0
 
 
 def test_a_lost_connection_takes_everything_with_it() -> None:
     """Nothing is sent or counted afterwards."""
-    wire = Wire()
-    outbox = Outbox(wire.send)
-    outbox.put([b"1"])
-    wire.open = False
-    outbox.put([b"2"])
-    outbox.clear()
-    wire.open = True
+    there = Wire()
+    outbox = Outbox(there.send)
+    outbox.put(1, beat(1))
     outbox.flush()
-    assert (outbox.nbytes, len(wire.taken)) == (0, 1)
+    there.open = False
+    outbox.put(1, beat(2))
+    outbox.flush()
+    outbox.clear()
+    there.open = True
+    outbox.flush()
+    assert (outbox.nbytes, len(there.taken)) == (0, 1)
 
 
 @pytest.fixture
@@ -98,6 +147,7 @@ def test_streaming_35_what_zeromq_keeps_is_counted(nowhere: zmq.Socket[bytes]) -
 
     outbox = Outbox(send)
     for _ in range(2 * QUEUE_MAX):
-        outbox.put([bytes(LARGE)])
+        outbox.put(1, large(LARGE))
+        outbox.flush()
     assert outbox.blocked
-    assert outbox.nbytes == 2 * QUEUE_MAX * LARGE
+    assert outbox.nbytes >= 2 * QUEUE_MAX * LARGE
