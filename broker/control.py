@@ -229,6 +229,8 @@ def check_control(control: Artifact, spec: StreamSpec) -> Artifact:
     if (keys is None) == (not control.tensors):
         raise ControlError("malformed", "a control has either keys or tensors, and exactly one of them")
     _check_norm(control)
+    if not control.is_inline:
+        raise ControlError("malformed", "a tensor is in shared memory; accepted: tensors inside of the message")
     if keys is None:
         try:
             check_tensors(spec.control_tensors, {name: (ref.dtype, ref.shape) for name, ref in control.tensors.items()})
