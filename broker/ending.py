@@ -141,11 +141,11 @@ class Ending(Making):
             self._drain(Outcome("closed", failure), self.desk.config.close_timeout_s)
 
     def on_stall_expired(self, _event: t.StallExpired) -> None:
-        """Close the session if its client has acknowledged nothing for so long; a lost client has its grace instead."""
+        """Close the session if its client has taken nothing for so long; a lost client has its grace instead."""
         limit, now = self.desk.config.stall_s, self.desk.now
-        since = now if self.owner is None else self._stalled_since
-        if not self.ring:
+        if self._stalled_since is None:
             return
+        since = now if self.owner is None else self._stalled_since
         if since + limit > now:
             self._timer("stall", since + limit - now)
         else:
@@ -352,9 +352,9 @@ class Ending(Making):
                     self.seats.actor(name).waiting.discard(self.id)
 
     def _waits_for_client(self) -> bool:
-        """Whether nothing that is to be made runs or waits for an actor: then the full output is what holds it up."""
+        """Whether nothing that is to be made runs or waits for an actor: then what the client doesn't take holds it up."""
         limit = self.flow.limit
         for name, stage in self.flow.stages.items():
             if min(stage.dispatched, limit) > stage.finished or self.flow.is_ready(name):
                 return False
-        return bool(self.ring)
+        return self._stalled_since is not None

@@ -23,6 +23,7 @@ from reelwire.messages import (
 from reelwire.spec import Plain, StreamSpec
 
 from .actors import TaskKey
+from .credit import Window
 from .desk import Desk
 from .fitting import chunk_misfit, misfit
 from .leases import Leases
@@ -46,6 +47,7 @@ class Making(Steering):
 
     Attributes:
         ring: committed chunks that weren't acknowledged; as many as the output's edge holds.
+        credit: how far the client lets it go.
         leases: what stages and client read of shared memory.
     """
 
@@ -55,10 +57,11 @@ class Making(Steering):
         """Nothing is made yet."""
         super().__init__(desk, identity, owner, request, spec)
         self.ring: deque[Chunk] = deque()
+        self.credit = Window(request.credit)
         self.leases = Leases(self.flow, desk.memory)
         self._facts: dict[int, dict[str, Plain]] = {}
         self._told: tuple[State, int, Failure | None] = ("opening", 0, None)
-        self._stalled_since = desk.now
+        self._stalled_since: float | None = None
 
     @property
     @abstractmethod
@@ -208,8 +211,12 @@ class Making(Steering):
             self._stir()
 
     def _commit(self) -> None:
+        """Send what is complete, in order, as far as the client's credit goes; what it doesn't take stays on its edge."""
         while (outputs := self.flow.complete()) is not None:
             index = self.flow.next_commit
+            if not self.credit.allows(index):
+                self._wait_for_client()
+                return
             snapshot, facts = self.controls.given[index], self._facts.get(index, {})
             assert snapshot.applied is not None, "a chunk was made of a control that nobody knows"
             chunk = Chunk(self.id, index, outputs, snapshot.applied, facts, _NO_TIMES, index == self.chunks - 1)
@@ -222,23 +229,46 @@ class Making(Steering):
             self.controls.committed(index)
             self._facts.pop(index, None)
             chunk = replace(chunk, timing=self.timing.committed(index, snapshot.changes_at, self.desk.now))
-            if not self.ring:
-                self._stalled_since = self.desk.now
-                self._timer("stall", self.desk.config.stall_s)
+            self.credit.send(sum(artifact.nbytes for artifact in outputs.values()))
             self.ring.append(chunk)
             self._tell(chunk)
+            self._wait_for_client()
+
+    def _wait_for_client(self) -> None:
+        """Something is the client's to take: it has `stall_s` to do so."""
+        if self._stalled_since is None:
+            self._stalled_since = self.desk.now
+            if self.state != "releasing" and ("stall", self.id) not in self.desk.timers:
+                self._timer("stall", self.desk.config.stall_s)
 
     def on_ack(self, event: Ack) -> None:
-        """The application took chunks: the ring and the output's edge have room again."""
-        if event.chunks > self.flow.next_commit:
+        """The application took chunks: the ring and the output's edge have room again, and more may be sent.
+
+        What was said before, or is overtaken by it, changes nothing.
+        """
+        flow = self.flow
+        if event.chunks > flow.next_commit:
             self.refuse("acks_beyond_the_end", event)
-        if self.flow.acknowledge(event.chunks):
+        grew = self.credit.grant(event.credit)
+        took = flow.acknowledge(event.chunks)
+        if not took and not grew:
+            return
+        if took:
             self.leases.acknowledged()
-            self._stalled_since = self.desk.now
-            while self.ring and self.ring[0].index < self.flow.acked:
+            while self.ring and self.ring[0].index < flow.acked:
                 self.ring.popleft()
+        self._stalled_since = None
+        if self.ring:
+            self._wait_for_client()
+        self._commit()
         self._stir()
         self._all_made()
+
+    def on_early_ack(self, event: Ack) -> None:
+        """There is nothing to take yet; the credit counts."""
+        if event.chunks > 0:
+            self.refuse("acks_beyond_the_end", event)
+        self.credit.grant(event.credit)
 
     # --- helpers -------------------------------------------------------------------------------------------------------
 

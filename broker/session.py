@@ -172,10 +172,20 @@ class Session(Ending):
         accepted = range(flow.next_commit, min(flow.next_control_index, flow.limit))
         assert sorted(self.controls.given) == (list(accepted) if made else []), "chunks and their controls don't agree"
         self.controls.check()
+        self._check_client(made=made)
         self._check_reservation()
         assert all(flow.next_commit <= index < flow.limit for index in self._facts), "facts of a chunk that is over"
         assert (self.outcome is not None) == (self.state in ("draining", "releasing")), "the end is known too early"
         self.timing.check(sum(edge.capacity for edge in flow.edges.values()) + 2 * len(flow.stages))
+
+    def _check_client(self, *, made: bool) -> None:
+        """What is the client's to take: sent within its credit, or complete and withheld for want of it."""
+        is_withheld = self.flow.complete() is not None
+        assert not made or (self._stalled_since is not None) == (bool(self.ring) or is_withheld), "waits for nobody"
+        assert not is_withheld or not self.credit.allows(self.flow.next_commit), "withheld, and there is credit"
+        assert self.flow.next_commit <= self.credit.chunks, "more chunks were sent than the client takes"
+        is_watched = ("stall", self.id) in self.desk.timers
+        assert not made or self._stalled_since is None or is_watched, "waits for its client without end"
 
     def _check_reservation(self) -> None:
         unbound = self.controls.unbound

@@ -161,7 +161,7 @@ _TO_THE_END: tuple[State, ...] = ("draining", "releasing")
 _UNPLACED: dict[type, Step] = {
     SetKeys: Step("on_keys"),
     SubmitControl: Step("on_early_control"),
-    Ack: Step("on_ack"),
+    Ack: Step("on_early_ack"),
     EndSession: Step("on_end_unplaced", ("cancelled", "closed")),
     Placed: Step("on_placed", ("initializing",)),
     PlacementExpired: Step("on_placement_expired", ("failed",)),
@@ -173,7 +173,7 @@ _UNPLACED: dict[type, Step] = {
 _INITIALIZING: dict[type, Step] = {
     SetKeys: Step("on_keys"),
     SubmitControl: Step("on_early_control"),
-    Ack: Step("on_ack"),
+    Ack: Step("on_early_ack"),
     EndSession: Step("on_end", _GIVEN_UP),
     StageInitialized: Step("on_initialized", ("ready", "releasing")),
     StageFailed: Step("on_stage_failed", ("returning", "releasing")),
@@ -187,7 +187,7 @@ _INITIALIZING: dict[type, Step] = {
 _RETURNING: dict[type, Step] = {
     SetKeys: Step("on_keys"),
     SubmitControl: Step("on_early_control"),
-    Ack: Step("on_ack"),
+    Ack: Step("on_early_ack"),
     EndSession: Step("on_end", _GIVEN_UP),
     StageReleased: Step("on_released", ("opening",)),
     StageFailed: Step("on_stage_failed", ("opening",)),
@@ -202,7 +202,7 @@ _LIVE: dict[type, Step] = {
     SetKeys: Step("on_keys"),
     SubmitControl: Step("on_control", ("running",)),
     Looked: Step("on_looked", ("running",)),
-    Ack: Step("on_ack"),
+    Ack: Step("on_ack", _GIVEN_UP),
     EndSession: Step("on_end", _TO_THE_END),
     TaskStarted: Step("on_started"),
     TaskDone: Step("on_done", _TO_THE_END),

@@ -69,7 +69,8 @@ class Chaos:
             self.names += 1
             client, chunks = self.random.choice(self.clients), self.random.randint(1, 8)
             binding = self.random.choice(("late", "late", "early"))
-            session = client.open(f"k{self.names}", chunks, control_binding=binding)
+            credit = self.random.choice((self.kit.PLENTY, m.Credit(1, 1 << 30), m.Credit(0, 0), m.Credit(9, 1)))
+            session = client.open(f"k{self.names}", chunks, control_binding=binding, credit=credit)
             if session:
                 self.sessions[session] = (client, chunks, Keys(self.spec))
 
@@ -92,7 +93,9 @@ class Chaos:
                 client.submit(name, self.random.choice((right, right, right, None, right + 1, -1, chunks)))
             case 5 | 6 | 7:
                 have = len(client.chunks(name))
-                client.ack(name, self.random.choice((have, have, max(have - 1, 0), have + 5)))
+                credit = m.Credit(have + self.random.randint(0, 3), self.random.choice((0, 1 << 30)))
+                taken = self.random.choice((have, have, max(have - 1, 0), have + 5))
+                client.ack(name, taken, self.random.choice((credit, self.kit.PLENTY)))
             case 8 if self.random.random() < 0.3:
                 client.end(name, self.random.choice(("drain", "cancel")))
 
