@@ -11,6 +11,8 @@ from typing import Annotated
 
 import typer
 
+from .shared import Json
+
 bench = typer.Typer(
     help="Benchmarks: tables, JSON, and rows in benchmarks/NAME.csv.", no_args_is_help=True, rich_markup_mode=None
 )
@@ -18,3 +20,53 @@ bench = typer.Typer(
 Csv = Annotated[
     Path | None, typer.Option("--csv", help="Where the rows are appended. (default: benchmarks/NAME.csv here)")
 ]
+
+
+@bench.command()
+def schedule(
+    encode_s: Annotated[float, typer.Option(min=0, help="Time of that stage for a chunk.")] = 0.030,
+    denoise_s: Annotated[float, typer.Option(min=0, help="The same.")] = 0.120,
+    decode_s: Annotated[float, typer.Option(min=0, help="The same.")] = 0.025,
+    chunks: Annotated[int, typer.Option(min=1, help="Chunks of a session that are measured.")] = 60,
+    warmup: Annotated[int, typer.Option(min=1, help="Chunks before them.")] = 5,
+    rounds: Annotated[int, typer.Option(min=1, help="Sessions of each kind, side by side.")] = 5,
+    timeline: Annotated[Path | None, typer.Option(help="Folder for a picture of each kind's first chunks.")] = None,
+    path: Csv = None,
+    as_json: Json = False,
+) -> None:
+    """Chunk period and latencies of emulated stages, beside what can't be beaten."""
+    from .bench_report import publish
+    from .bench_schedule import Plan, run
+
+    report = run(Plan(encode_s, denoise_s, decode_s, chunks, warmup, rounds), timeline)
+    publish(report, as_json=as_json, path=path)
+
+
+@bench.command()
+def payload(
+    rounds: Annotated[int, typer.Option(min=1, help="How often each size crosses, each way.")] = 200,
+    path: Csv = None,
+    as_json: Json = False,
+) -> None:
+    """A tensor to another process and one byte back: shared memory beside ZeroMQ's ipc, and beside one copy."""
+    from .bench_payload import Plan, run
+    from .bench_report import publish
+
+    publish(run(Plan(rounds)), as_json=as_json, path=path)
+
+
+@bench.command()
+def soak(
+    chunks: Annotated[int, typer.Option(min=3, help="Chunks of the long session.")] = 2000,
+    warmup: Annotated[int, typer.Option(min=1, help="Its chunks before memory is first looked at.")] = 300,
+    sessions: Annotated[int, typer.Option(min=1, help="Short sessions, one after the other.")] = 200,
+    session_chunks: Annotated[int, typer.Option(min=1, help="Chunks of each.")] = 5,
+    warmup_sessions: Annotated[int, typer.Option(min=0, help="Those before memory is first looked at.")] = 30,
+    path: Csv = None,
+    as_json: Json = False,
+) -> None:
+    """What broker and workers hold after a long session and many short ones."""
+    from .bench_report import publish
+    from .bench_soak import Plan, run
+
+    publish(run(Plan(chunks, warmup, sessions, session_chunks, warmup_sessions)), as_json=as_json, path=path)

@@ -1,0 +1,177 @@
+"""`reelwire bench soak`: a long session and many short ones, after which nothing may be left that wasn't there before.
+
+Two workers share the emulated pipeline, so that what flows between its stages crosses processes, through shared memory
+where there is some. Every frame is read: it must show its chunk and the keys that were held. Memory is compared after a
+warm-up, in the middle of the long session and between the short ones; descriptors and threads while nothing runs;
+segments of shared memory when all processes are gone.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ..errors import ReelwireError, RequestError
+from .bench_report import Bound, Cell, Report
+from .bench_stack import Stack, Usage, stack
+
+if TYPE_CHECKING:
+    from .. import Client, Session
+
+COLUMNS = (
+    "phase",
+    "process",
+    "chunks",
+    "seconds",
+    "before_mib",
+    "after_mib",
+    "growth_mib",
+    "files_before",
+    "files_after",
+    "threads_before",
+    "threads_after",
+)
+GROWTH_MB = 5.0
+WORKERS = {"one": ("encode", "decode"), "two": ("denoise",)}
+OPTIONS = {
+    "encode_s": "0.0005",
+    "denoise_s": "0.001",
+    "decode_s": "0.0005",
+    "latent_bytes": str(256 << 10),
+    "condition_bytes": str(64 << 10),
+    "frames": "4",
+    "height": "128",
+    "width": "192",
+}
+KEYS = ("w", "d")
+LIMIT_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What is run.
+
+    Attributes:
+        chunks: of the long session.
+        warmup: its chunks before memory is first looked at.
+        sessions: short ones, one after the other.
+        session_chunks: of each.
+        warmup_sessions: those of them before memory is first looked at.
+    """
+
+    chunks: int = 2000
+    warmup: int = 300
+    sessions: int = 200
+    session_chunks: int = 5
+    warmup_sessions: int = 30
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """What the processes held at the begin and at the end of a phase."""
+
+    phase: str
+    chunks: int
+    seconds: float
+    before: dict[str, Usage]
+    after: dict[str, Usage]
+
+    def rows(self) -> Iterator[tuple[Cell, ...]]:
+        """A row for each process."""
+        for process, before in self.before.items():
+            after = self.after[process]
+            memory = [each.resident_bytes / 2**20 for each in (before, after)]
+            counts = (before.descriptors, after.descriptors, before.threads, after.threads)
+            yield self.phase, process, self.chunks, self.seconds, *memory, memory[1] - memory[0], *counts
+
+
+def run(plan: Plan) -> Report:
+    """Play the long session, then the short ones.
+
+    Raises:
+        RequestError: a warm-up leaves nothing to look at.
+        ReelwireError: a frame shows something else than it should.
+    """
+    from .. import Client, segment_files
+
+    if plan.warmup > plan.chunks - 2:
+        raise RequestError("warmup", f"{plan.warmup} is not accepted; accepted: less than chunks - 1")
+    if plan.warmup_sessions >= plan.sessions:
+        raise RequestError("warmup_sessions", f"{plan.warmup_sessions} is not accepted; accepted: less than sessions")
+    root = segment_files.folder_of_user()
+    there = {path.name for path in root.iterdir()} if root.is_dir() else set()
+    began = time.monotonic()
+    options: dict[str, object] = {"pipeline": "emulated", "options": OPTIONS}
+    workers = {name: {**options, "stages": stages} for name, stages in WORKERS.items()}
+    with stack(workers) as running, Client(running.endpoint) as client:
+        spans = [_long(running, client, plan), _short(running, client, plan)]
+    left = sorted({path.name for path in root.iterdir()} - there) if root.is_dir() else []
+    rows = [row for span in spans for row in span.rows()]
+    title = f"Soak: {plan.chunks} chunks in one session, then {plan.sessions} sessions of {plan.session_chunks}"
+    notes = [f"{time.monotonic() - began:.1f} s in all; memory is resident, in MiB"]
+    return Report(
+        "soak", title, COLUMNS, rows, [*_bounds(spans), Bound("folders of segments left", len(left), 0)], notes
+    )
+
+
+def _long(running: Stack, client: Client, plan: Plan) -> Span:
+    with client.open_session("emulated", chunks=plan.chunks, timeout=LIMIT_S) as session:
+        _hold(session)
+        chunks = _checked(session)
+        _take(chunks, plan.warmup)
+        began, before = time.monotonic(), _usage(running)
+        _take(chunks, plan.chunks - plan.warmup - 1)  # the session still lives
+        span = Span("one session", plan.chunks - plan.warmup, time.monotonic() - began, before, _usage(running))
+        _take(chunks, 1)
+    return span
+
+
+def _short(running: Stack, client: Client, plan: Plan) -> Span:
+    began, before = time.monotonic(), _usage(running)
+    for number in range(plan.sessions):
+        if number == plan.warmup_sessions:
+            began, before = time.monotonic(), _usage(running)
+        with client.open_session("emulated", chunks=plan.session_chunks, seed=number, timeout=LIMIT_S) as session:
+            _hold(session)
+            _take(_checked(session), plan.session_chunks)
+    chunks = (plan.sessions - plan.warmup_sessions) * plan.session_chunks
+    return Span("sessions", chunks, time.monotonic() - began, before, _usage(running))
+
+
+def _hold(session: Session) -> None:
+    session.set_keys(KEYS)
+
+
+def _checked(session: Session) -> Iterator[int]:
+    """The chunks' numbers, after a look at their frames."""
+    from ..workers.emulated import read
+
+    while (chunk := session.next_chunk(LIMIT_S)) is not None:
+        for frame in chunk.frames:
+            shown = read(frame)
+            if (shown.index, sorted(shown.keys)) != (chunk.index, sorted(KEYS)):
+                raise ReelwireError(f"chunk {chunk.index} shows {shown.index} with {', '.join(shown.keys) or 'no key'}")
+        yield chunk.index
+
+
+def _take(chunks: Iterator[int], count: int) -> None:
+    for _ in range(count):
+        if next(chunks, None) is None:
+            raise ReelwireError("the session ended before its last chunk")
+
+
+def _usage(running: Stack) -> dict[str, Usage]:
+    return {name: Usage.of(pid) for name, pid in sorted(running.pids().items())}
+
+
+def _bounds(spans: list[Span]) -> Iterator[Bound]:
+    for span in spans:
+        for process, before in span.before.items():
+            after = span.after[process]
+            growth = (after.resident_bytes - before.resident_bytes) / 2**20
+            yield Bound(f"{span.phase}: {process} grows by, MiB", growth, GROWTH_MB)
+            if span.phase == "sessions":
+                yield Bound(f"{span.phase}: {process}, more descriptors", after.descriptors - before.descriptors, 0)
+                yield Bound(f"{span.phase}: {process}, more threads", after.threads - before.threads, 0)

@@ -1,0 +1,50 @@
+"""`reelwire bench soak`: what it counts, at a length that leaves nothing to be said about memory."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from reelwire.commands.bench_soak import Plan, run
+from reelwire.commands.bench_stack import Usage
+from reelwire.errors import RequestError
+
+SHORT = ("--chunks", "20", "--warmup", "10", "--sessions", "4", "--session-chunks", "3", "--warmup-sessions", "2")
+
+
+def test_a_short_run_leaves_no_descriptor_thread_or_segment(reelwire: Callable[..., object], tmp_path: Path) -> None:
+    """Both phases are run by a broker and two workers, every frame is read, and what is counted is as it was before."""
+    done = reelwire("bench", "soak", *SHORT, "--csv", "mine.csv", "--json")
+    assert done.code == 0, done.err  # type: ignore[attr-defined]
+    said = json.loads(done.out)  # type: ignore[attr-defined]
+    phases = {(row["phase"], row["process"]) for row in said["rows"]}
+    assert phases == {(phase, process) for phase in ("one session", "sessions") for process in ("broker", "one", "two")}
+    counted = [bound for bound in said["bounds"] if "MiB" not in bound["what"]]
+    assert [bound["what"] for bound in counted if not bound["holds"]] == []
+    assert len(counted) == 7
+    assert (tmp_path / "mine.csv").read_text().count("\n") == 1 + len(said["rows"])
+
+
+@pytest.mark.parametrize(
+    ("plan", "field"),
+    [(Plan(chunks=10, warmup=9), "warmup"), (Plan(sessions=3, warmup_sessions=3), "warmup_sessions")],
+)
+def test_a_warm_up_that_leaves_nothing_is_refused(plan: Plan, field: str) -> None:
+    """Before anything is started."""
+    with pytest.raises(RequestError, match=field):
+        run(plan)
+
+
+def test_what_a_process_holds_is_read_from_the_system() -> None:
+    """This process has memory, descriptors and threads; one that is gone has nothing."""
+    import os
+
+    mine = Usage.of(os.getpid())
+    assert mine.resident_bytes > 1 << 20
+    assert mine.descriptors > 2
+    assert mine.threads >= 1
+    assert mine.cpu_s > 0
+    assert Usage.of(2**22 + 1) == Usage()
