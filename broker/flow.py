@@ -77,9 +77,12 @@ class Edge:
 
 
 class StageFlow:
-    """How far one stage is: `finished <= started <= dispatched`, and what it consumes and produces."""
+    """How far one stage is: `finished <= started <= dispatched`, and what it consumes and produces.
 
-    __slots__ = ("consumes", "dispatched", "finished", "name", "produces", "started")
+    `settled` holds its outputs once they are the same for all later chunks.
+    """
+
+    __slots__ = ("consumes", "dispatched", "finished", "name", "produces", "settled", "started")
 
     def __init__(self, stage: StageSpec, edges: Mapping[str, Edge]) -> None:
         """Start at chunk 0."""
@@ -89,6 +92,7 @@ class StageFlow:
         self.dispatched = 0
         self.started = 0
         self.finished = 0
+        self.settled: Mapping[str, Artifact] | None = None
 
 
 class Flow:
@@ -253,6 +257,15 @@ class Flow:
                 edge.put(index, outputs[edge.artifact])
         return index
 
+    def reuse(self, name: str) -> int | None:
+        """Let a settled stage's outputs go onto their edges once more, if it could run and has no task; for which chunk."""
+        stage = self.stages[name]
+        if stage.settled is None or stage.finished < stage.dispatched or not self.is_ready(name):
+            return None
+        self.dispatch(name)
+        self.start(name)
+        return self.finish(name, stage.settled)
+
     def fail(self, name: str) -> None:
         """The stage's oldest task is over without outputs."""
         stage = self.stages[name]
@@ -297,6 +310,8 @@ class Flow:
     def clear(self) -> None:
         """Drop everything that is held and make nothing more."""
         self.limit = self.next_commit
+        for stage in self.stages.values():
+            stage.settled = None
         for edge in self.edges.values():
             edge.held.clear()
 

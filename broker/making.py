@@ -7,10 +7,12 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import replace
 
 from reelwire.messages import (
     Ack,
+    Artifact,
     Chunk,
     ChunkTiming,
     Failure,
@@ -20,7 +22,7 @@ from reelwire.messages import (
     TaskDone,
     TaskStarted,
 )
-from reelwire.spec import Plain, StreamSpec
+from reelwire.spec import Plain, StageSpec, StreamSpec
 
 from .actors import TaskKey
 from .credit import Window
@@ -62,6 +64,7 @@ class Making(Steering):
         self._facts: dict[int, dict[str, Plain]] = {}
         self._told: tuple[State, int, Failure | None] = ("opening", 0, None)
         self._stalled_since: float | None = None
+        self._settled: list[str] = []
 
     @property
     @abstractmethod
@@ -87,9 +90,13 @@ class Making(Steering):
         """Queue at every actor whose stage could go on, and note what the others wait for."""
         if self.seats is None or self.state not in ("ready", "running", "draining"):
             return
+        for name in self._settled:
+            while (index := self.flow.reuse(name)) is not None:
+                for edge in self.flow.stages[name].produces:
+                    self.leases.begin_settled(edge.artifact, index)
         for name, stage in self.flow.stages.items():
             actor = self.seats.actor(name)
-            if self.flow.is_ready(name) and self.id not in actor.waiting:
+            if stage.settled is None and self.flow.is_ready(name) and self.id not in actor.waiting:
                 actor.waiting.add(self.id, self, self.spec.frames_of(stage.dispatched) / self.spec.fps)
                 self.timing.offered(name, stage.dispatched, self.desk.now)
                 self.desk.stirred[actor] = None
@@ -160,19 +167,40 @@ class Making(Steering):
             self._strike(event.stage, event.index)
             self._stage_failed(Failure("stage", reason, event.stage, event.index))
             return
-        prefetch = self.spec.prefetch
-        if prefetch is not None and prefetch.refill_after == event.stage and self.state != "draining":
+        if self._refills_after(event.stage):
             self._prefetch()
         self._strike(event.stage, event.index)
         flow.finish(event.stage, event.outputs)
         if event.index < flow.limit:
             self.leases.begin(event.index)
+        if event.constant and stage.settles:
+            self._settle(stage, event.outputs)
         self.timing.completed(event.stage, event.index, event.run_s, self.desk.now)
         if flow.next_commit <= event.index < flow.limit:
             self._facts.setdefault(event.index, {}).update(event.facts)
         self._commit()
         self._stir()
         self._all_made()
+
+    def _refills_after(self, stage: str) -> bool:
+        """Whether the end of a stage refills the prefetch window; a session that drains refills nothing."""
+        prefetch = self.spec.prefetch
+        if prefetch is None or self.state == "draining":
+            return False
+        return self._refill == "after_stage" and prefetch.refill_after == stage
+
+    def _settle(self, stage: StageSpec, outputs: Mapping[str, Artifact]) -> None:
+        """The outputs of all later chunks are the same: the stage needn't run again.
+
+        One that makes what goes to the client runs on, because each of its chunks is committed when it is done.
+        """
+        flow = self.flow.stages[stage.name]
+        if flow.settled is None and not set(stage.produces).intersection(self.spec.outputs):
+            assert self.seats is not None, "settled without a place"
+            flow.settled = outputs
+            self._settled.append(stage.name)
+            self.leases.settle()
+            self.seats.actor(stage.name).waiting.discard(self.id)
 
     def _begins(self, event: TaskStarted) -> bool:
         """Whether a task that was sent and hadn't begun begins now."""
@@ -282,7 +310,7 @@ class Making(Steering):
     def idle_cause(self, name: str) -> str:
         """Why a stage doesn't run; empty when it does, or has nothing left to do."""
         stage = self.flow.stages[name]
-        if stage.finished < stage.started:
+        if stage.finished < stage.started or (stage.settled is not None and stage.finished == stage.dispatched):
             return ""
         cause = "ready" if stage.started < stage.dispatched else self.flow.waits_for(name)
         return {"ready": "actor_busy", "end": ""}.get(cause, cause)

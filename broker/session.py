@@ -103,7 +103,8 @@ class Session(Ending):
             self.controls.active_at = now
             self._timer("idle", self.desk.config.control_idle_s)
             self.desk.log("info", "session_ready", session=self.id)
-            self._prefetch()
+            if self._refill != "never":
+                self._prefetch()
             self._stir()
 
     def on_stage_failed(self, event: StageFailed) -> None:
@@ -173,10 +174,21 @@ class Session(Ending):
         assert sorted(self.controls.given) == (list(accepted) if made else []), "chunks and their controls don't agree"
         self.controls.check()
         self._check_client(made=made)
+        self._check_settled(made=made)
         self._check_reservation()
         assert all(flow.next_commit <= index < flow.limit for index in self._facts), "facts of a chunk that is over"
         assert (self.outcome is not None) == (self.state in ("draining", "releasing")), "the end is known too early"
         self.timing.check(sum(edge.capacity for edge in flow.edges.values()) + 2 * len(flow.stages))
+
+    def _check_settled(self, *, made: bool) -> None:
+        for name, stage in self.flow.stages.items():
+            if stage.settled is not None:
+                assert made, "a settled output outlives its session"
+                assert self.seats is not None, "settled without a place"
+                assert self.id not in self.seats.actor(name).waiting, "a settled stage is to run again"
+                assert stage.finished < stage.dispatched or not self.flow.is_ready(name), (
+                    "a settled output isn't reused"
+                )
 
     def _check_client(self, *, made: bool) -> None:
         """What is the client's to take: sent within its credit, or complete and withheld for want of it."""

@@ -77,6 +77,7 @@ class Steering(ABC):
         self.timing = Timing(spec, desk.now, desk.stats_of(spec))
         self.seats: Seats | None = None
         self._steered = spec.control_stage().name
+        self._refill = "never" if spec.prefetch is None else spec.prefetch.refill
 
     @abstractmethod
     def _prefetch(self) -> None:
@@ -169,6 +170,8 @@ class Steering(ABC):
         self.state = "running"
         if applied is not None and applied.source == "explicit":
             self._tell(ControlAccepted(self.id, index, by_index))
+        if self._refill == "with_control":
+            self._prefetch()
         self._stir()
 
     def _refuse_control(self, index: int | None, error: ControlError) -> None:

@@ -24,6 +24,7 @@ CLAIMED = {
     5: "a control is never refused because of the prefetch window alone",
     6: "asking for capacity changes nothing",
     7: "the refill happens in the step that sends the latent on",
+    8: "a stage that settles isn't run again; its output is put on its edges for each later chunk",
     9: "the join is by session, epoch and index",
     10: "occupancy counts queued and reserved; an artifact leaves its edge when its consumer starts",
     11: "credits: absolute grants for controls, chunks and bytes; one running and one waiting task per actor",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from reelwire.broker.config import BrokerConfig
 from reelwire.broker.events import Malformed, OutboxFull, Unreachable
 from reelwire.controls import Keys
 from reelwire.messages import Artifact, Failure
+from reelwire.tensors import Shared, TensorRef
 
 STEPS = 250
 SEEDS = range(60)
@@ -39,19 +41,31 @@ class Chaos:
         least = min(self.capacities["encode_request"], self.capacities["condition"])
         self.capacities["control"] = self.random.randint(1, least)
         self.capacities["frames"] = self.random.choice((1, 2, 3))
-        self.spec = kit.world(capacities=self.capacities, depth=self.random.choice((1, 2, 3)))
+        self.spec = self.dataflow()
         self.mailbox = self.random.choice((0, 1, 2))
         self.names = 0
         self.workers: list[Any] = []
         self.clients: list[Any] = []
+        self.lies = False
         self.sessions: dict[str, tuple[Any, int, Keys]] = {}
+
+    def dataflow(self) -> Any:
+        """The world's, with other bounds; its encode may settle, and its window may be refilled otherwise."""
+        spec = self.kit.world(capacities=self.capacities, depth=self.random.choice((1, 2, 3)))
+        encode, *others = spec.stages
+        encode = replace(encode, settles=self.random.random() < 0.5)
+        refill = self.random.choice(("after_stage", "after_stage", "with_control", "never"))
+        return replace(spec, stages=(encode, *others), prefetch=replace(spec.prefetch, refill=refill))
 
     def add_worker(self) -> None:
         """Another worker, with all stages or with some."""
         self.names += 1
         stages = self.random.choice((STAGES, STAGES, ("encode", "decode"), ("denoise",)))
         name = f"w{self.names}"
-        worker = self.rig.worker(name, spec=self.spec, stages=stages, slots=2, mailbox=self.mailbox)
+        memory, maps = self.random.random() < 0.8, self.random.random() < 0.8
+        worker = self.rig.worker(
+            name, spec=self.spec, stages=stages, slots=2, mailbox=self.mailbox, memory=memory, maps=maps
+        )
         if self.random.random() < 0.2:
             worker.silent.add(m.ReleaseStage)  # its stages hang when they are released
         if self.random.random() < 0.3:
@@ -61,7 +75,7 @@ class Chaos:
     def add_client(self) -> None:
         """Another client."""
         self.names += 1
-        self.clients.append(self.rig.client(f"c{self.names}".encode()))
+        self.clients.append(self.rig.client(f"c{self.names}".encode(), maps=self.random.random() < 0.8))
 
     def open(self) -> None:
         """A session of some client."""
@@ -108,8 +122,10 @@ class Chaos:
                 worker.fail(stage)
             elif self.random.random() < 0.01:
                 worker.finish(stage, outputs={"wrong": Artifact()})
+            elif self.lies and self.random.random() < 0.03:
+                worker.finish(stage, outputs=self.lying(worker, worker.jobs[stage][0]))
             else:
-                worker.finish(stage)
+                worker.finish(stage, constant=self.random.random() < 0.2)
 
     def answer(self) -> None:
         """A slow worker says how an initialization went."""
@@ -170,8 +186,28 @@ class Chaos:
         if workers:
             self.random.choice(workers).say(self.random.choice(lies))
 
+    def lying(self, worker: Any, task: m.RunTask) -> dict[str, Artifact]:
+        """What a task makes, with something wrong about where it is."""
+        owners = [peer.memory.offer.owner for peer in self.workers if peer.memory] or ["nobody"]
+        own = worker.memory.offer.owner if worker.memory else "nobody"
+        lent = list(worker.memory.out) if worker.memory else []
+        generation = self.random.randint(0, 3)
+        places = [
+            Shared(self.random.choice(owners), "lie", generation),
+            Shared(own, self.random.choice([*lent, "lie-1"]), generation),
+            Shared(own, "lie-2", generation),
+            Shared(own, "lie-2", generation),
+        ]
+        false = {str(number): TensorRef("uint8", (9,), place) for number, place in enumerate(places)}
+        outputs = {name: worker.made(task, name) for name in self.spec.stage(task.stage).produces}
+        name = self.random.choice(list(outputs))
+        true = outputs[name]
+        outputs[name] = Artifact(true.values, {**true.tensors, **false})
+        return outputs
+
     def run(self, *, lies: bool) -> None:
         """Play the schedule, then let everything end."""
+        self.lies = lies
         for _ in range(2):
             self.add_worker()
             self.add_client()
@@ -195,6 +231,14 @@ class Chaos:
                 break
             self.work()
             self.rig.advance(1.0)
+        self.rig.turn()
+
+
+def check_memory(chaos: Chaos) -> None:
+    """All segments of the workers that are left came back; that none came back twice or too early, `Memory` asserts."""
+    attached = {peer.attachment for peer in chaos.rig.core._peers.workers.values()}
+    left = [worker for worker in chaos.workers if worker.attachment in attached and worker.memory is not None]
+    assert all(worker.memory.out == {} for worker in left)
 
 
 def check_applied(chaos: Chaos, chunks: list[m.Chunk]) -> None:
@@ -216,6 +260,7 @@ def test_streaming_18_any_schedule_delivers_in_order_once_and_ends(kit: Any, see
     chaos = Chaos(kit, seed)
     chaos.run(lies=False)
     assert not chaos.rig.core.sessions
+    check_memory(chaos)
     for name, (client, chunks, _) in chaos.sessions.items():
         got = [chunk.index for chunk in client.chunks(name)]
         assert got == list(range(len(got)))
@@ -237,6 +282,7 @@ def test_streaming_34_lies_in_any_schedule_break_nothing(kit: Any, seed: int) ->
     chaos = Chaos(kit, 1000 + seed)
     chaos.run(lies=True)
     assert not chaos.rig.core.sessions
+    check_memory(chaos)
     for name, (client, _, _) in chaos.sessions.items():
         got = [chunk.index for chunk in client.chunks(name)]
         assert got == list(range(len(got)))
