@@ -69,6 +69,11 @@ def choose_backend(q: torch.Tensor) -> Backend:
     return "sdpa" if _flash_obstacle(q) else "flash"
 
 
+def backends() -> dict[Backend, str]:
+    """What can be used on this machine: the name of each backend, and what stands against it, or nothing."""
+    return {"flash": _flash_missing(), "sdpa": "", "reference": ""}
+
+
 def _flash_obstacle(q: torch.Tensor) -> str:
     if q.device.type != "cuda":
         return f"it needs CUDA tensors, these are on {q.device}"

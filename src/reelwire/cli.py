@@ -18,6 +18,7 @@ from .commands.bench import bench
 from .commands.broker import broker
 from .commands.config import show
 from .commands.demo import demo
+from .commands.doctor import doctor
 from .commands.status import status
 from .commands.stream import stream
 from .commands.up import up
@@ -40,7 +41,7 @@ app = typer.Typer(
 config = typer.Typer(help="Settings: what holds and where it came from.", no_args_is_help=True, rich_markup_mode=None)
 app.add_typer(config, name="config")
 app.add_typer(bench, name="bench")
-for command in (demo, up, broker, worker, stream, status):
+for command in (demo, up, broker, worker, stream, status, doctor):
     app.command()(command)
 config.command()(show)
 

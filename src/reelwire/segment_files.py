@@ -53,6 +53,32 @@ def reap(base: Path | None = None) -> list[str]:
     return reaped
 
 
+def abandoned(base: Path | None = None) -> list[str]:
+    """Names of what dead producers left behind; `reap` removes it."""
+    found = []
+    with contextlib.suppress(OSError), opened(folder_of_user(base)) as root:
+        for name in sorted(os.listdir(root)):  # noqa: PTH208
+            with contextlib.suppress(OSError):
+                if MEMORY_NAME.fullmatch(name) and _is_abandoned(name, root):
+                    found.append(name)
+    return found
+
+
+def _is_abandoned(owner: str, root: int) -> bool:
+    with opened(owner, root) as folder:
+        try:
+            lock = os.open(LOCK, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
+        except FileNotFoundError:
+            return True
+        try:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        finally:
+            os.close(lock)
+    return True
+
+
 def _reaped(owner: str, root: int) -> bool:
     with opened(owner, root) as folder:
         lock = os.open(LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=folder)

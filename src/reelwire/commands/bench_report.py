@@ -28,7 +28,6 @@ FOLDER = Path("benchmarks")
 VERSIONS_OF = ("reelwire", "pyzmq", "numpy", "torch")
 GIT_LIMIT_S = 10.0
 BOUNDS_SHOWN_MAX = 16
-WIDTH_MIN = 120
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,20 +138,17 @@ def _print(report: Report, missed: int) -> None:
 
 
 def _print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Cell]]) -> None:
-    """A table with four digits of every number; where no terminal says how wide it is, wide enough for a file."""
+    """A table with four digits of every number."""
     from rich import box
     from rich.table import Table
 
-    screen = console()
-    if not screen.is_terminal:
-        screen.width = max(screen.width, WIDTH_MIN)
     table = Table(title=title, title_justify="left", box=box.SIMPLE)
     for at, column in enumerate(columns):
         numeric = all(isinstance(row[at], int | float | None) for row in rows)
         table.add_column(column.replace("_", " "), justify="right" if numeric else "left", overflow="fold")
     for row in rows:
         table.add_row(*(f"{cell:.4g}" if isinstance(cell, float) else shown(cell) for cell in row))
-    screen.print(table)
+    console().print(table)
 
 
 def append(path: Path, rows: Sequence[Mapping[str, Cell]]) -> None:

@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 Policy = Literal["strict", "truncate"]
 """What to do with a count of frames that doesn't fill whole chunks."""
 
+WIDTH_MIN = 120
+"""Columns of a table that goes to no terminal."""
+
 ConfigFile = Annotated[
     Path | None,
     typer.Option("--config", help="TOML file with settings. (default: REELWIRE_CONFIG, or ./reelwire.toml)"),
@@ -56,10 +59,13 @@ def plain(value: Any) -> Any:
 
 
 def console(*, stderr: bool = False) -> Console:
-    """A console of its own for each command, so that tests and redirections are seen."""
+    """A console of its own for each command, so that tests and redirections are seen; a file is `WIDTH_MIN` wide."""
     from rich.console import Console
 
-    return Console(stderr=stderr, highlight=False, soft_wrap=False)
+    screen = Console(stderr=stderr, highlight=False, soft_wrap=False, markup=False)
+    if not screen.is_terminal:
+        screen.width = max(screen.width, WIDTH_MIN)
+    return screen
 
 
 def tell(sentence: str) -> None:
