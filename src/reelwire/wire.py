@@ -11,29 +11,25 @@ nested message is a list of its fields, a tensor is ``[dtype, shape, number of i
 ``[dtype, shape, [owner, segment, generation, offset]]``. Frames are numbered within their message, in the order in
 which its fields refer to them, and each is referred to exactly once; those of the first message come first.
 
-Encoders and decoders are compiled once per class from its type hints, so that `messages.py` is the one description of
-the protocol.
+`codec` compiles encoders and decoders from type hints, so that `messages.py` is the one description of the protocol.
 """
 
 from __future__ import annotations
 
-import math
-import types
 import typing
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, is_dataclass
-from functools import cache
-from typing import Any, Generic, Literal, TypeVar, Union, cast
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any, Generic, TypeVar, cast
 
 import msgpack
 
-from . import messages, tensors
+from . import messages
+from .codec import Buffer as Buffer
+from .codec import Frames, decoder, encoder
 from .errors import VersionMismatch, WireError
-from .tensors import Inline, Shared, TensorRef
 
 MAGIC = "reelwire"
 PROTOCOL = 2
-PLAIN_DEPTH_MAX = 16
 TOGETHER_MAX = 256
 """Messages that may travel together."""
 TOGETHER_HEADER_BYTES_MAX = 128 << 10
@@ -43,9 +39,6 @@ HEADER_BYTES = 32
 """No header takes more beside its messages, and no message more in it than this beside its name and its body."""
 ENTRY_BYTES = 8
 
-Buffer = bytes | memoryview
-Encoder = Callable[[Any, list[Buffer]], Any]
-Decoder = Callable[[Any, "_Frames", str], Any]
 M = TypeVar("M")
 
 
@@ -83,11 +76,13 @@ class Limits:
             return f"message of {len(sizes)} frames; accepted: {self.frames_max}"
         if sizes[0] > self.header_bytes_max:
             return f"header of {sizes[0]} bytes; accepted: {self.header_bytes_max}"
-        largest = max(sizes[1:], default=0)
-        if largest > self.frame_bytes_max:
-            return f"frame of {largest} bytes; accepted: {self.frame_bytes_max}"
-        if sum(sizes) > self.message_bytes_max:
-            return f"message of {sum(sizes)} bytes; accepted: {self.message_bytes_max}"
+        nbytes = sizes[0]
+        if len(sizes) > 1:
+            nbytes, largest = sum(sizes), max(sizes[1:])
+            if largest > self.frame_bytes_max:
+                return f"frame of {largest} bytes; accepted: {self.frame_bytes_max}"
+        if nbytes > self.message_bytes_max:
+            return f"message of {nbytes} bytes; accepted: {self.message_bytes_max}"
         return None
 
 
@@ -195,7 +190,7 @@ def pack(message: messages.Message) -> Packed:
     """
     buffers: list[Buffer] = []
     kind = type(message)
-    body = _encoder(cast("Any", kind))(message, buffers)
+    body = encoder(cast("Any", kind))(message, buffers)
     try:
         return Packed(kind.__name__, cast("bytes", msgpack.packb(body)), buffers)
     except (TypeError, ValueError, OverflowError) as error:
@@ -238,7 +233,7 @@ def decode(frames: Sequence[Buffer], direction: Direction[M], limits: Limits) ->
         raise WireError("attachment is not a number of 0 and more")
     if not isinstance(entries, list) or not entries or len(entries) % 2 or len(entries) > 2 * TOGETHER_MAX:
         raise WireError(f"the messages are not a list of 1 to {TOGETHER_MAX} names, each with its body")
-    taken = _Frames(frames)
+    taken = Frames(frames)
     found: list[M] = []
     nbytes: list[int] = []
     for at in range(0, len(entries), 2):
@@ -250,7 +245,7 @@ def decode(frames: Sequence[Buffer], direction: Direction[M], limits: Limits) ->
     return Envelope(attachment, tuple(found), tuple(nbytes))
 
 
-def _message(name: object, body: object, direction: Direction[M], frames: _Frames) -> M:
+def _message(name: object, body: object, direction: Direction[M], frames: Frames) -> M:
     if not isinstance(name, str):
         raise WireError("the message's name is not a text")
     kind = direction.kinds.get(name)
@@ -258,7 +253,7 @@ def _message(name: object, body: object, direction: Direction[M], frames: _Frame
         raise WireError(f"message {name[:40]!r} is unknown in this direction")
     if not isinstance(body, bytes):
         raise WireError(f"{name}'s body is not bytes")
-    return cast("M", _decoder(kind)(_unpacked(body, name), frames, name))
+    return cast("M", decoder(kind)(_unpacked(body, name), frames, name))
 
 
 def _unpacked(data: Buffer, what: str) -> Any:
@@ -278,219 +273,8 @@ def _entry_bytes(packed: Packed) -> int:
 
 def sizes_of(frames: Sequence[Buffer]) -> list[int]:
     """The frames' sizes, in bytes."""
-    return [memoryview(frame).nbytes for frame in frames]
-
-
-class _Frames:
-    """The frames of tensors; they are taken in order, each once, and numbered anew for each message."""
-
-    __slots__ = ("_first", "_frames", "next")
-
-    def __init__(self, frames: Sequence[Buffer]) -> None:
-        self._frames = frames
-        self._first = self.next = 1  # the header comes before them
-
-    def begin(self) -> int:
-        """The next message begins; the place of its first frame."""
-        self._first = self.next
-        return self._first
-
-    def take(self, number: int, path: str) -> Buffer:
-        """The frame of that number in this message."""
-        place = self._first + number
-        if number < 0 or place >= len(self._frames):
-            raise WireError(f"{path}: frame {number} of {len(self._frames) - self._first} isn't there")
-        if place != self.next:
-            raise WireError(f"{path}: frame {number} is referred to in place of frame {self.next - self._first}")
-        self.next += 1
-        return self._frames[place]
+    return [frame.nbytes if isinstance(frame, memoryview) else len(frame) for frame in frames]
 
 
 def _refuse_extension(code: int, _data: bytes) -> object:
     raise ValueError(f"msgpack extension {code}")
-
-
-# --- compiled from type hints ----------------------------------------------------------------------------------------
-
-
-@cache
-def _encoder(hint: Any) -> Encoder:
-    origin, args = typing.get_origin(hint), typing.get_args(hint)
-    if hint is TensorRef:
-        return _encode_tensor
-    if hint in _SCALARS or origin is Literal or _is_plain(hint):
-        return lambda value, _buffers: value
-    if is_dataclass(hint):
-        members = [(name, _encoder(member)) for name, member in _members(hint)]
-        return lambda value, buffers: [encode(getattr(value, name), buffers) for name, encode in members]
-    if origin is tuple:
-        item = _encoder(args[0])
-        return lambda value, buffers: [item(each, buffers) for each in value]
-    if origin is Mapping:
-        item = _encoder(args[1])
-        return lambda value, buffers: {key: item(each, buffers) for key, each in value.items()}
-    if origin in (Union, types.UnionType) and len(args) == 2 and args[1] is type(None):
-        some = _encoder(args[0])
-        return lambda value, buffers: None if value is None else some(value, buffers)
-    if origin in (Union, types.UnionType):
-        return lambda value, _buffers: value  # a union of scalars
-    raise TypeError(f"no encoding for {hint}")
-
-
-@cache
-def _decoder(hint: Any) -> Decoder:
-    origin, args = typing.get_origin(hint), typing.get_args(hint)
-    if hint is TensorRef:
-        return _decode_tensor
-    if _is_plain(hint):
-        return _decode_plain
-    if hint in _SCALARS:
-        return _SCALARS[hint]
-    if origin is Literal:
-        return _choice(args)
-    if is_dataclass(hint):
-        return _record(hint)
-    if origin is tuple:
-        return _sequence(_decoder(args[0]))
-    if origin is Mapping:
-        return _mapping(_decoder(args[1]))
-    if origin in (Union, types.UnionType) and len(args) == 2 and args[1] is type(None):
-        return _optional(_decoder(args[0]))
-    if origin in (Union, types.UnionType) and all(arg in (*_SCALARS, type(None)) for arg in args):
-        return _scalar_of(args)
-    raise TypeError(f"no decoding for {hint}")
-
-
-def _is_plain(hint: Any) -> bool:
-    """Whether it is `spec.Plain`, which refers to itself and so equals nothing once it is resolved."""
-    return any(typing.get_origin(arg) is dict for arg in typing.get_args(hint))
-
-
-def _members(kind: Any) -> list[tuple[str, Any]]:
-    hints = typing.get_type_hints(kind)
-    return [(member.name, hints[member.name]) for member in fields(kind)]
-
-
-def _wrong(path: str, accepted: str) -> WireError:
-    return WireError(f"{path} is not {accepted}")
-
-
-def _scalar(kind: type, accepted: str) -> Decoder:
-    def decode(value: Any, _frames: _Frames, path: str) -> Any:
-        if type(value) is not kind:
-            raise _wrong(path, accepted)
-        return value
-
-    return decode
-
-
-def _decode_int(value: Any, _frames: _Frames, path: str) -> int:
-    if type(value) is not int or not -(1 << 63) <= value < 1 << 63:
-        raise _wrong(path, "a 64-bit integer")
-    return value
-
-
-def _decode_float(value: Any, _frames: _Frames, path: str) -> float:
-    if type(value) not in (int, float) or not math.isfinite(value):
-        raise _wrong(path, "a finite number")
-    return float(value)
-
-
-_SCALARS: dict[Any, Decoder] = {
-    bool: _scalar(bool, "true or false"),
-    int: _decode_int,
-    float: _decode_float,
-    str: _scalar(str, "a text"),
-    bytes: _scalar(bytes, "bytes"),
-}
-
-
-def _scalar_of(kinds: tuple[Any, ...]) -> Decoder:
-    def decode(value: Any, frames: _Frames, path: str) -> Any:
-        if type(value) not in kinds:
-            raise _wrong(path, f"one of {', '.join(kind.__name__ for kind in kinds)}")
-        return None if value is None else _SCALARS[type(value)](value, frames, path)
-
-    return decode
-
-
-def _choice(accepted: tuple[Any, ...]) -> Decoder:
-    def decode(value: Any, _frames: _Frames, path: str) -> Any:
-        if not isinstance(value, str) or value not in accepted:
-            raise _wrong(path, f"one of {', '.join(accepted)}")
-        return value
-
-    return decode
-
-
-def _optional(some: Decoder) -> Decoder:
-    return lambda value, frames, path: None if value is None else some(value, frames, path)
-
-
-def _sequence(item: Decoder) -> Decoder:
-    def decode(value: Any, frames: _Frames, path: str) -> Any:
-        if not isinstance(value, list):
-            raise _wrong(path, "a list")
-        return tuple(item(each, frames, path) for each in value)
-
-    return decode
-
-
-def _mapping(item: Decoder) -> Decoder:
-    def decode(value: Any, frames: _Frames, path: str) -> Any:
-        if not isinstance(value, dict) or not all(isinstance(key, str) for key in value):
-            raise _wrong(path, "a map with texts as keys")
-        return {key: item(each, frames, f"{path}[{key[:40]!r}]") for key, each in value.items()}
-
-    return decode
-
-
-def _record(kind: Any) -> Decoder:
-    members = [(f"{kind.__name__}.{name}", _decoder(member)) for name, member in _members(kind)]
-
-    def decode(value: Any, frames: _Frames, path: str) -> Any:
-        if not isinstance(value, list) or len(value) != len(members):
-            raise _wrong(path, f"a list of the {len(members)} fields of {kind.__name__}")
-        return kind(*(item(each, frames, name) for each, (name, item) in zip(value, members, strict=True)))
-
-    return decode
-
-
-def _decode_plain(value: Any, frames: _Frames, path: str, depth: int = 0) -> Any:
-    if depth > PLAIN_DEPTH_MAX:
-        raise _wrong(path, f"nested {PLAIN_DEPTH_MAX} or fewer deep")
-    if isinstance(value, list):
-        return [_decode_plain(each, frames, path, depth + 1) for each in value]
-    if isinstance(value, dict):
-        if not all(isinstance(key, str) for key in value):
-            raise _wrong(path, "a map with texts as keys")
-        return {key: _decode_plain(each, frames, path, depth + 1) for key, each in value.items()}
-    if value is None or type(value) in (bool, int, float, str, bytes):
-        return value
-    raise _wrong(path, "a plain value")
-
-
-def _encode_tensor(ref: TensorRef, buffers: list[Buffer]) -> Any:
-    tensors.check(ref)
-    place = ref.place
-    if isinstance(place, Shared):
-        return [ref.dtype, list(ref.shape), [place.owner, place.segment, place.generation, place.offset]]
-    buffers.append(place.buffer)
-    return [ref.dtype, list(ref.shape), len(buffers) - 1]
-
-
-def _decode_tensor(value: Any, frames: _Frames, path: str) -> TensorRef:
-    if not isinstance(value, list) or len(value) != 3:
-        raise _wrong(path, "a tensor")
-    dtype, shape, where = value
-    sizes = isinstance(shape, list) and all(type(size) is int for size in shape)
-    if not isinstance(dtype, str) or not sizes:
-        raise _wrong(path, "a tensor")
-    if type(where) is int:
-        ref = TensorRef(dtype, tuple(shape), Inline(frames.take(where, path)))
-    elif isinstance(where, list) and tuple(map(type, where)) == (str, str, int, int):
-        ref = TensorRef(dtype, tuple(shape), Shared(*where))
-    else:
-        raise _wrong(path, "a tensor")
-    tensors.check(ref)
-    return ref
