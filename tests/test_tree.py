@@ -68,7 +68,7 @@ CLOCK_FILES = {
     "workers": {"loop", "runner", "emulated", "group", "supervisor"},
     "segments": {"segments"},
 }
-WORKER_TORCH_FILES = {"runner", "group"}
+WORKER_TORCH_FILES = {"runner", "values", "group"}
 WORKER_PIPELINE_FILES = {"runner", "group", "emulated"}
 IMPURE = {
     "broker": {"loop", "endpoint"},

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from reelwire import wire
-from reelwire.messages import Applied, InitializeStage, ReleaseStage, RunTask, WorkerMessage
+from reelwire.messages import Applied, InitializeStage, ReleaseStage, RunTask, SegmentUse, WorkerMessage
 
 Level = Literal["debug", "info", "warning", "error"]
 
@@ -68,6 +68,26 @@ class Run:
 
 
 @dataclass(frozen=True, slots=True)
+class AnswerProbe:
+    """Look for what stands in the probe of an owner of shared memory, and tell the broker."""
+
+    attachment: int
+    owner: str
+
+
+@dataclass(frozen=True, slots=True)
+class TakeBack:
+    """Nobody reads these pieces of our shared memory any more, or nobody ever heard of them."""
+
+    segments: tuple[SegmentUse, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class AbandonMemory:
+    """The attachment is lost: never write again what was sent over it, and let go of what came over it."""
+
+
+@dataclass(frozen=True, slots=True)
 class Ready:
     """The broker knows the worker and all weights are loaded; said once."""
 
@@ -91,4 +111,4 @@ class Stop:
     reason: str
 
 
-Action = Connect | Send | SetLimits | Run | Ready | Log | Stop
+Action = Connect | Send | SetLimits | Run | AnswerProbe | TakeBack | AbandonMemory | Ready | Log | Stop

@@ -111,6 +111,14 @@ class Actor:
             case ReleaseStage():
                 return self._release(message, attachment, epoch)
 
+    def wants(self, job: Job) -> bool:
+        """Whether what the running job makes is of use to anybody: told to the broker, for a session that is still here."""
+        work = job.work
+        if job.attachment == 0 or self._orphaned or isinstance(work, BuildStage):
+            return False
+        held = self.held.get(work.session)
+        return held is not None and held.epoch == _epoch(work) and held.state in ("initializing", "live")
+
     def finished(self, job: Job, reply: Reply, attachment: int) -> list[Action]:
         """The stage's thread has done `job`: tell the broker if it still wants to know, and go on."""
         assert self.running is job, "a thread reported a job that it wasn't given"

@@ -7,6 +7,7 @@ import re
 import socket
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from reelwire import checks, endpoints
 from reelwire.errors import ConfigError
@@ -45,6 +46,9 @@ class WorkerConfig:
         frame_bytes_max: most bytes of one frame that the broker may send.
         outbox_bytes_max: most bytes that may wait for a broker that doesn't read, before it counts as lost; those that
             ZeroMQ has yet to write count too.
+        shared_memory_bytes_max: most bytes of shared memory that the worker writes for readers on its machine; 0: it
+            neither writes nor reads any, and everything travels inside of messages.
+        shared_memory_folder: where that lies, in place of the machine's own; readers must look there as well.
     """
 
     broker: str = endpoints.DEFAULT_ENDPOINT
@@ -65,6 +69,8 @@ class WorkerConfig:
     parent_pid: int = 0
     frame_bytes_max: int = 256 << 20
     outbox_bytes_max: int = 256 << 20
+    shared_memory_bytes_max: int = 1 << 30
+    shared_memory_folder: Path | None = None
 
     def __post_init__(self) -> None:
         """Check each setting.
@@ -81,6 +87,7 @@ class WorkerConfig:
             )
         _check_options(self.options)
         _check_stages(self.stages)
+        _check_folder(self.shared_memory_folder)
         checks.check_truth("reconnect", self.reconnect)
         for name, (least, most) in _COUNTS.items():
             checks.check_count(name, getattr(self, name), least, most)
@@ -96,6 +103,7 @@ _COUNTS = {
     "parent_pid": (0, (1 << 31) - 1),
     "frame_bytes_max": (1 << 10, checks.BYTES_MAX),
     "outbox_bytes_max": (1 << 10, checks.BYTES_MAX),
+    "shared_memory_bytes_max": (0, checks.BYTES_MAX),
 }
 
 
@@ -118,6 +126,13 @@ def _check_options(options: object) -> None:
             raise ConfigError(
                 "options", f"{key!r}: {value!r} is no pair of texts; accepted: names with texts, model=tiny"
             )
+
+
+def _check_folder(folder: object) -> None:
+    if folder is not None and not (isinstance(folder, Path) and folder.is_absolute()):
+        raise ConfigError(
+            "shared_memory_folder", f"{str(folder)!r} is not accepted; accepted: the absolute path of a folder, or none"
+        )
 
 
 def _check_stages(stages: object) -> None:

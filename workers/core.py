@@ -7,7 +7,8 @@ Two things are kept here: the attachment to the broker, and (one `Actor` each) t
                        |   `-- too long: Stop  |
                        `--- silence, Rejected, Goodbye: all sessions are dropped and released
 
-Asked to stop, an attached worker says `Draining` and goes on until the sessions that it has are released.
+Asked to stop, an attached worker says `Draining` and goes on until the sessions that it has are released and what it
+lent of its shared memory is back.
 
 While greeting nothing but hellos is sent, each over a new connection, which leaves whatever waited on the old one
 behind: so nothing can be said under a number that is no longer ours.
@@ -17,7 +18,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, fields
+from dataclasses import asdict, fields, replace
 from typing import Literal, assert_never
 
 from reelwire import versions, wire
@@ -26,21 +27,35 @@ from reelwire.messages import (
     Goodbye,
     Heartbeat,
     InitializeStage,
-    MemoryProbed,
+    MemoryOffer,
     ProbeMemory,
     Rejected,
     ReleaseStage,
     ReturnSegments,
     RunTask,
+    SegmentUse,
     SetStageKeys,
     StageFailed,
     StageOffer,
+    TaskDone,
     Welcome,
     WorkerHello,
 )
 from reelwire.spec import StreamSpec
 
-from .actions import Action, BuildStage, Connect, Log, Ready, Send, SetLimits, Stop
+from .actions import (
+    AbandonMemory,
+    Action,
+    AnswerProbe,
+    BuildStage,
+    Connect,
+    Log,
+    Ready,
+    Send,
+    SetLimits,
+    Stop,
+    TakeBack,
+)
 from .actor import Actor, Order
 from .config import WorkerConfig
 from .events import (
@@ -73,6 +88,7 @@ class WorkerCore:
         spec: the pipeline that it serves.
         version: version of reelwire.
         packages: versions of what its results depend on.
+        memory: shared memory that it can write; None when it has none.
 
     Attributes:
         actors: stage name to actor, in the order of the spec's initialization.
@@ -82,7 +98,12 @@ class WorkerCore:
     """
 
     def __init__(
-        self, config: WorkerConfig, spec: StreamSpec, version: str, packages: Mapping[str, str] | None = None
+        self,
+        config: WorkerConfig,
+        spec: StreamSpec,
+        version: str,
+        packages: Mapping[str, str] | None = None,
+        memory: MemoryOffer | None = None,
     ) -> None:
         """Start with no connection and no weights."""
         names = [name for name in spec.initialize_order if not config.stages or name in config.stages]
@@ -101,6 +122,7 @@ class WorkerCore:
             tuple(actor.offer for actor in self.actors.values()),
             dict(packages or {}),
             asdict(self.limits),
+            memory,
         )
         self._state: State = "idle"
         self._attachment = 0
@@ -112,6 +134,7 @@ class WorkerCore:
         self._rejections = 0
         self._stuck_at: float | None = None
         self._drain_until: float | None = None
+        self._lent: set[tuple[str, int]] = set()  # pieces of shared memory that were sent: segment and generation
 
     @property
     def wake_at(self) -> float | None:
@@ -151,6 +174,7 @@ class WorkerCore:
             actor.check()
         assert (self._state == "attached") == (self._attachment > 0), "attached and numbered go together"
         if self._state == "greeting":
+            assert not self._lent, "shared memory is lent, and nobody is there"
             for actor in self.actors.values():
                 assert all(held.state == "releasing" for held in actor.held.values()), "a session outlived its broker"
         assert (self.wake_at is None) == (self._state in ("idle", "stopped"))
@@ -194,8 +218,10 @@ class WorkerCore:
             case InitializeStage() | RunTask() | SetStageKeys() | ReleaseStage():
                 return self._work(message)
             case ProbeMemory(owner=owner):
-                return [Send(self._attachment, MemoryProbed(owner, b""))]
-            case Rejected() | ReturnSegments():
+                return [AnswerProbe(self._attachment, owner)]
+            case ReturnSegments(segments=segments):
+                return [*self._take_back(segments), *self._drained()]
+            case Rejected():
                 return []
             case _:
                 assert_never(message)
@@ -276,7 +302,9 @@ class WorkerCore:
         return 0.0 if self._rejections == 1 else min(2.0 ** (self._rejections - 2), HELLO_BACKOFF_MAX_S)
 
     def _abandon(self, now: float) -> list[Action]:
-        actions = [action for actor in self.actors.values() for action in actor.abandon()]
+        self._lent.clear()
+        actions: list[Action] = [AbandonMemory()]
+        actions += [action for actor in self.actors.values() for action in actor.abandon()]
         if any(actor.settling for actor in self.actors.values()):
             self._stuck_at = now + self.config.stuck_s
         return actions
@@ -284,7 +312,7 @@ class WorkerCore:
     def _tick(self, event: Tick) -> list[Action]:
         now = event.now
         if self._drain_until is not None and now >= self._drain_until:
-            return self._leave(1, f"{self._occupied()}: sessions didn't end within {self.config.drain_s:g} s")
+            return self._leave(1, self._unfinished())
         if self._stuck_at is not None and now >= self._stuck_at:
             stuck = _names([name for name, actor in self.actors.items() if actor.settling])
             return self._leave(1, f"{stuck}: still at work {self.config.stuck_s:g} s after the broker gave it up")
@@ -325,10 +353,25 @@ class WorkerCore:
                 failure = reply.failure
                 what = f"{failure.field}: {failure.message}" if failure.field else failure.message
                 return [*actions, *self._leave(code, f"{report.stage} can't be built: {what}")]
+        wanted = actor.wants(report.job)
+        if isinstance(reply, TaskDone) and not wanted:
+            reply = replace(reply, outputs={})  # the broker waits for the end of the task, and for nothing else of it
         actions += actor.finished(report.job, reply, self._attachment)
+        if wanted:
+            self._lent.update((piece.segment, piece.generation) for piece in report.pieces)
+        elif report.pieces:
+            actions.append(TakeBack(report.pieces))
         if not any(each.settling for each in self.actors.values()):
             self._stuck_at = None
         return [*actions, *(self._drained() or self._check_ready())]
+
+    def _take_back(self, segments: Sequence[SegmentUse]) -> list[Action]:
+        """Take what was sent and nothing else: a stage may be writing to the rest."""
+        ours = tuple(use for use in segments if (use.segment, use.generation) in self._lent)
+        self._lent.difference_update((use.segment, use.generation) for use in ours)
+        if len(ours) < len(segments):
+            self.counters["unknown_segment"] += len(segments) - len(ours)
+        return [TakeBack(ours)] if ours else []
 
     def _check_ready(self) -> list[Action]:
         built = all(actor.session_bytes is not None for actor in self.actors.values())
@@ -339,6 +382,12 @@ class WorkerCore:
 
     def _occupied(self) -> str:
         return _names([name for name, actor in self.actors.items() if actor.occupied])
+
+    def _unfinished(self) -> str:
+        within = f"within {self.config.drain_s:g} s"
+        if occupied := self._occupied():
+            return f"{occupied}: sessions didn't end {within}"
+        return f"what was lent of the shared memory didn't come back {within}"
 
     # --- the end -----------------------------------------------------------------------------------------------------
 
@@ -356,8 +405,8 @@ class WorkerCore:
         ]
 
     def _drained(self) -> list[Action]:
-        """Leave, if that was asked for and nobody lives here any more."""
-        if self._drain_until is None or self._occupied():
+        """Leave, if that was asked for, nobody lives here any more, and nobody reads what was made here."""
+        if self._drain_until is None or self._occupied() or self._lent:
             return []
         return self._leave(0, "stopped as asked for")
 

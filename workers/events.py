@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from reelwire.messages import StageFailed, StageInitialized, StageReady, StageReleased, TaskDone, ToWorker
+from reelwire.messages import SegmentUse, StageFailed, StageInitialized, StageReady, StageReleased, TaskDone, ToWorker
 
 from .actions import Job
 
@@ -21,12 +21,14 @@ class Finished:
         job: the job it was given.
         reply: the outcome, as the broker is told.
         traceback: where the stage raised; for the log only.
+        pieces: the shared memory in which the outcome's tensors stand.
     """
 
     stage: str
     job: Job
     reply: Reply
     traceback: str = ""
+    pieces: tuple[SegmentUse, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,13 +17,14 @@ import zmq
 import reelwire
 from reelwire import wire
 from reelwire.errors import ConfigError, VersionMismatch, WireError
-from reelwire.messages import Goodbye
+from reelwire.messages import Goodbye, MemoryProbed
 from reelwire.wake import Wake
 
-from .actions import Action, Connect, Log, Ready, Run, Send, SetLimits, Stop
+from .actions import AbandonMemory, Action, AnswerProbe, Connect, Log, Ready, Run, Send, SetLimits, Stop, TakeBack
 from .config import WorkerConfig
 from .core import WorkerCore
 from .events import Event, Finished, Malformed, OutboxFull, Received, Reported, ShutdownRequested, Started, Tick
+from .memory import SharedMemory
 from .outbox import Frames, Outbox, Tracker
 from .runner import StageThread, load, package_versions, threads_for
 from .supervisor import die_with_parent
@@ -54,13 +55,14 @@ def run(config: WorkerConfig, on_ready: Callable[[str], None]) -> int:
     """
     if config.parent_pid:
         die_with_parent(config.parent_pid)
-    loop = _Loop(config, on_ready)
     main = threading.current_thread() is threading.main_thread()
-    try:
-        with loop.wake.signals() if main else contextlib.nullcontext():
-            code = loop.serve()
-    finally:
-        hung = loop.close()
+    with contextlib.closing(SharedMemory(config.shared_memory_bytes_max, config.shared_memory_folder)) as memory:
+        loop = _Loop(config, on_ready, memory)
+        try:
+            with loop.wake.signals() if main else contextlib.nullcontext():
+                code = loop.serve()
+        finally:
+            hung = loop.close()
     if hung:
         structlog.get_logger().warning("stages_hang", stages=", ".join(hung))
         sys.stdout.flush()
@@ -70,13 +72,14 @@ def run(config: WorkerConfig, on_ready: Callable[[str], None]) -> int:
 
 
 class _Loop:
-    def __init__(self, config: WorkerConfig, on_ready: Callable[[str], None]) -> None:
+    def __init__(self, config: WorkerConfig, on_ready: Callable[[str], None], memory: SharedMemory) -> None:
         pipeline = load(config.pipeline, config.options, config.stages)
         self.wake = Wake()
         self._config = config
+        self._memory = memory
         self._on_ready = on_ready
         self._log = structlog.get_logger().bind(worker=config.name)
-        self._core = WorkerCore(config, pipeline.spec, reelwire.__version__, package_versions())
+        self._core = WorkerCore(config, pipeline.spec, reelwire.__version__, package_versions(), memory.offer)
         self._reports: queue.SimpleQueue[Finished] = queue.SimpleQueue()
         self._context = zmq.Context()
         self._socket: zmq.Socket[bytes] | None = None
@@ -85,11 +88,15 @@ class _Loop:
         self._exit_code: int | None = None
         threads = threads_for(config.threads, len(self._core.actors))
         self._threads = {
-            stage: StageThread(pipeline, stage, config.device, threads, self._post, config.cache_bytes_max)
+            stage: StageThread(pipeline, stage, config.device, threads, self._post, config.cache_bytes_max, memory)
             for stage in self._core.actors
         }
 
     def serve(self) -> int:
+        if self._memory.problem:
+            self._log.warning("no_shared_memory", reason=self._memory.problem)
+        if self._memory.reaped:
+            self._log.info("shared_memory_reaped", owners=", ".join(self._memory.reaped))
         self._handle(Started(time.monotonic()))
         while self._exit_code is None:
             self._outbox.flush()
@@ -98,8 +105,8 @@ class _Loop:
                 self._handle(OutboxFull(time.monotonic()))
             for _ in range(self.wake.clear()):
                 self._handle(ShutdownRequested(time.monotonic()))
-            self._report()
             drained = self._receive()
+            self._report()  # after the keys that are there have been read: a chunk that begins now takes the newest
             self._handle(Tick(time.monotonic(), drained))
         self._outbox.flush()
         return self._exit_code
@@ -172,6 +179,12 @@ class _Loop:
                     thread.limits = action.limits
             case Run():
                 self._threads[action.stage].submit(action.job)
+            case AnswerProbe():
+                self._perform(Send(action.attachment, MemoryProbed(action.owner, self._memory.probe(action.owner))))
+            case TakeBack():
+                self._memory.take_back(action.segments)
+            case AbandonMemory():
+                self._memory.abandon()
             case Ready():
                 self._on_ready(action.name)
             case Log():

@@ -1,9 +1,7 @@
 """The thread of one stage actor: builds the stage, then does one job at a time, and reports each.
 
-Values cross the border between messages and the pipeline here. What comes in is a view of the message for numpy
-pipelines, read-only, and a copy for torch pipelines: the CPU's matrix kernels give the same bits only for buffers of
-the same alignment, and a message's buffers have none that can be counted on. What goes out is always a copy, so that a
-stage may reuse its buffers while a message still waits to be sent. Torch is imported only for a torch pipeline.
+It turns what a message holds into what a stage takes, and what a stage makes into a message (`values`); what went into
+shared memory and isn't sent after all is taken back before anybody hears of it.
 """
 
 from __future__ import annotations
@@ -16,11 +14,9 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
-from reelwire import tensors, wire
+from reelwire import wire
 from reelwire.errors import ConfigError, RequestError, WireError
 from reelwire.messages import (
     Applied,
@@ -36,18 +32,17 @@ from reelwire.messages import (
     StageReleased,
     TaskDone,
 )
-from reelwire.spec import Plain
-from reelwire.tensors import Inline, TensorRef
+from reelwire.segments import MemoryLostError, Piece
 
 from .actions import BuildStage, Job
 from .events import Finished, Reply
+from .memory import SharedMemory
+from .values import from_artifact, to_artifact, to_plain
 
 if TYPE_CHECKING:
     import torch
 
     from reelwire.pipeline.stage import Pipeline, Stage
-
-Library = Literal["numpy", "torch"]
 
 MESSAGE_CHARS_MAX = 2000
 _PHASES: dict[type, Phase] = {
@@ -102,6 +97,7 @@ class StageThread:
         threads: torch threads inside one operation.
         post: takes each report; called on the stage's thread.
         cache_bytes_max: most bytes that all sessions together may hold here.
+        memory: the shared memory of the process; None: everything travels inside of messages.
 
     Attributes:
         limits: what the broker accepts; written by the loop when the broker says it.
@@ -115,6 +111,7 @@ class StageThread:
         threads: int,
         post: Callable[[Finished], None],
         cache_bytes_max: int,
+        memory: SharedMemory | None = None,
     ) -> None:
         """Start the thread; it waits for its first job."""
         self.limits = wire.Limits()
@@ -124,6 +121,8 @@ class StageThread:
         self._threads = threads
         self._post = post
         self._cache_bytes_max = cache_bytes_max
+        self._memory = memory or SharedMemory(0)
+        self._taken: list[Piece] = []
         self._held: dict[str, int] = {}
         self._stage: Stage | None = None
         self._stream: torch.cuda.Stream | None = None
@@ -148,7 +147,9 @@ class StageThread:
     def _serve(self) -> None:
         while (job := self._jobs.get()) is not None:
             reply, trace = self._do(job)
-            self._post(Finished(self._name, job, reply, trace))
+            pieces = tuple(piece.use for piece in self._taken)
+            self._taken.clear()
+            self._post(Finished(self._name, job, reply, trace, pieces))
             del job, reply, trace  # an idle stage holds no tensors of its last job
 
     def _do(self, job: Job) -> tuple[Reply, str]:
@@ -162,6 +163,8 @@ class StageThread:
         else:
             return reply, ""
         # Out of the handler, where no frame of the stage keeps its tensors alive any more.
+        self._memory.take_back(piece.use for piece in self._taken)
+        self._taken.clear()
         if isinstance(job.work, InitializeStage):
             self._drop_partial(job.work.session)
         if out_of_memory:
@@ -223,7 +226,7 @@ class StageThread:
             raise _NoRoomError(f"{self._name}: {reason}")
 
     def _run(self, stage: Stage, work: RunTask, applied: Applied | None) -> TaskDone:
-        inputs = {name: self._values(artifact) for name, artifact in work.inputs.items()}
+        inputs = {name: self._input(name, work) for name in work.inputs}
         began = time.perf_counter()
         result = stage.run(work.session, work.index, inputs, is_first=work.is_first, is_last=work.is_last)
         if self._stream is not None:
@@ -236,13 +239,27 @@ class StageThread:
         constant = bool(result.constant)
         if constant and not spec.settles:
             raise ValueError("says that its outputs are constant from here on; the spec doesn't say that it settles")
-        outputs = {name: to_artifact(values) for name, values in result.outputs.items()}
+        shared = dict.fromkeys(work.shared, self._take)
+        outputs = {name: to_artifact(values, shared.get(name)) for name, values in result.outputs.items()}
         facts = {name: to_plain(value) for name, value in result.facts.items()}
         whose = (work.session, work.stage, work.epoch, work.stage_epoch, work.index)
         return TaskDone(*whose, outputs, facts, run_s, applied, constant)
 
     def _values(self, artifact: Artifact) -> dict[str, Any]:
-        return from_artifact(artifact, self._pipeline.array_library)
+        return from_artifact(artifact, self._pipeline.array_library, self._memory.view)
+
+    def _input(self, name: str, work: RunTask) -> dict[str, Any]:
+        try:
+            return self._values(work.inputs[name])
+        except MemoryLostError as error:
+            lost = f"{name} of chunk {work.index} is lost with the worker that made it: {error.strerror or error}"
+            raise MemoryLostError(error.errno, lost) from error
+
+    def _take(self, nbytes: int) -> Piece | None:
+        piece = self._memory.take(nbytes)
+        if piece is not None:
+            self._taken.append(piece)
+        return piece
 
     def _on_device(self) -> contextlib.AbstractContextManager[object]:
         if self._stream is None:
@@ -272,6 +289,8 @@ class StageThread:
             failure = Failure("request", _short(error.reason), self._name, index, error.field)
         elif isinstance(error, _NoRoomError):
             failure = Failure("overload", _short(str(error)), self._name, index)
+        elif isinstance(error, MemoryLostError):
+            failure = Failure("worker_lost", _short(f"{self._name}: {error.strerror or error}"), self._name, index)
         else:
             failure = Failure("stage", _short(f"{type(error).__name__}: {error}"), self._name, index)
         if isinstance(work, BuildStage):
@@ -316,87 +335,3 @@ def _check_sendable(reply: Reply, limits: wire.Limits) -> None:
         wire.decode(wire.encode(reply, 0), wire.TO_BROKER, limits)
     except WireError as error:
         raise ValueError(f"the result can't be sent: {error}") from error
-
-
-# --- values ----------------------------------------------------------------------------------------------------------
-
-
-def from_artifact(artifact: Artifact, library: Library) -> dict[str, Any]:
-    """Plain values as they are, tensors as arrays of `library` (torch: on the CPU).
-
-    Raises:
-        ValueError: a bfloat16 tensor is wanted as a numpy array.
-    """
-    to_value: Callable[[TensorRef], Any] = _torch_tensor if library == "torch" else _numpy_array
-    return {**artifact.values, **{name: to_value(ref) for name, ref in artifact.tensors.items()}}
-
-
-def to_artifact(values: Mapping[str, Any]) -> Artifact:
-    """The artifact of named values; arrays are copied, and those on a device wait for what computes them.
-
-    Raises:
-        ValueError: a value is neither an array nor plain, or its dtype has no place on the wire.
-    """
-    plain: dict[str, Plain] = {}
-    arrays: dict[str, TensorRef] = {}
-    for name, value in values.items():
-        if isinstance(value, np.ndarray):
-            arrays[name] = tensors.from_array(np.array(value, order="C", copy=True))
-        elif _is_torch_tensor(value):
-            arrays[name] = _torch_reference(value)
-        else:
-            plain[name] = to_plain(value)
-    return Artifact(plain, arrays)
-
-
-def to_plain(value: Any) -> Plain:
-    """The value in plain types: numpy and torch scalars become numbers, small arrays nested lists.
-
-    Raises:
-        ValueError: it is of no plain type.
-    """
-    if isinstance(value, np.ndarray | np.generic) or _is_torch_tensor(value):
-        return to_plain(value.tolist())
-    if value is None or type(value) in (bool, int, float, str, bytes):
-        return value  # type: ignore[no-any-return]
-    if isinstance(value, list | tuple):
-        return [to_plain(each) for each in value]
-    if isinstance(value, Mapping) and all(isinstance(key, str) for key in value):
-        return {key: to_plain(each) for key, each in value.items()}
-    raise ValueError(
-        f"a {type(value).__name__} is no plain value; accepted: None, bool, int, float, str, bytes, lists, dicts"
-    )
-
-
-def _numpy_array(ref: TensorRef) -> Any:
-    array = tensors.to_array(ref)
-    if array.flags.aligned:
-        return array
-    array = array.copy()
-    array.flags.writeable = False
-    return array
-
-
-def _torch_tensor(ref: TensorRef) -> torch.Tensor:
-    import torch
-
-    tensor = torch.empty(ref.shape, dtype=getattr(torch, ref.dtype))
-    flat = tensor.reshape(-1).view(torch.uint8)
-    flat.numpy()[:] = np.frombuffer(tensors.inline_buffer(ref), dtype=np.uint8)
-    return tensor
-
-
-def _is_torch_tensor(value: Any) -> bool:
-    # By the name of its type, so that a pipeline without torch doesn't pay for an import.
-    return any(f"{kind.__module__}.{kind.__qualname__}" == "torch.Tensor" for kind in type(value).__mro__)
-
-
-def _torch_reference(tensor: torch.Tensor) -> TensorRef:
-    import torch
-
-    name = str(tensor.dtype).removeprefix("torch.")
-    if name not in tensors.ITEM_BYTES:
-        raise ValueError(f"dtype {name} can't be sent; accepted: {', '.join(tensors.ITEM_BYTES)}")
-    host = torch.empty(tensor.shape, dtype=tensor.dtype)
-    host.copy_(tensor.detach())  # blocks until the device has made and copied it
-    return TensorRef(name, tuple(tensor.shape), Inline(host.reshape(-1).view(torch.uint8).numpy().data))

@@ -28,7 +28,10 @@ SECTIONS = ("client", "broker", "worker")
 TOPOLOGY = "workers"
 """Name of the list of tables that says which workers `reelwire up` starts."""
 
-ENVIRONMENT_NAMES = {("client", "endpoint"): "REELWIRE_BROKER"}
+ENVIRONMENT_NAMES = {
+    ("client", "endpoint"): "REELWIRE_BROKER",
+    ("worker", "shared_memory_folder"): "REELWIRE_SHARED_MEMORY",
+}
 """Settings whose variable has a name of its own."""
 
 

@@ -1,21 +1,32 @@
-"""A worker core with everything around it played by the test, and threads of stages whose reports can be waited for."""
+"""What tests of a worker stand on: a core whose surroundings the test plays, threads of stages, and whole processes."""
 
 from __future__ import annotations
 
+import json
 import queue
+import subprocess
+import sys
 import threading
+import time
+from collections import deque
 from collections.abc import Callable, Iterator
-from typing import Any
+from pathlib import Path
+from typing import Any, TypeVar
 
 import pytest
+import zmq
 
+import reelwire
+from reelwire import wire
 from reelwire.controls import KeyState
 from reelwire.messages import (
     Applied,
     Artifact,
     Failure,
     FailureKind,
+    Heartbeat,
     InitializeStage,
+    MemoryOffer,
     ReleaseStage,
     Reservation,
     RunTask,
@@ -26,16 +37,20 @@ from reelwire.messages import (
     StageReleased,
     TaskDone,
     Welcome,
+    WorkerHello,
 )
 from reelwire.spec import Edge, StageSpec, StreamSpec
 from reelwire.workers.actions import Action, BuildStage, Job, Run, Send, Stop, Work
 from reelwire.workers.config import WorkerConfig
 from reelwire.workers.core import WorkerCore
 from reelwire.workers.events import Event, Finished, Received, Reply, Reported, Started, Tick
+from reelwire.workers.memory import SharedMemory
 from reelwire.workers.runner import StageThread
 
 LIMIT_S = 30.0
 CACHE_BYTES_MAX = 2500
+PIPELINE = f"{Path(__file__).parent / 'numpy_pipeline.py'}:build"
+M = TypeVar("M")
 
 SPEC = StreamSpec(
     name="toy",
@@ -55,9 +70,9 @@ SPEC = StreamSpec(
 class Rig:
     """A core whose invariants are asserted after every event, and short ways to say what happens to it."""
 
-    def __init__(self, **settings: Any) -> None:
+    def __init__(self, memory: MemoryOffer | None = None, **settings: Any) -> None:
         settings = {"name": "w", "slots": 2, **settings}
-        self.core = WorkerCore(WorkerConfig(**settings), SPEC, "1.2.3", {"numpy": "9"})
+        self.core = WorkerCore(WorkerConfig(**settings), SPEC, "1.2.3", {"numpy": "9"}, memory)
         self.now = 100.0
         self.jobs: dict[str, Job] = {}
         self.sent: list[Any] = []
@@ -177,9 +192,11 @@ class Threads:
         self.reports: queue.SimpleQueue[Finished] = queue.SimpleQueue()
         self.threads: dict[str, StageThread] = {}
 
-    def start(self, pipeline: Any, stage: str = "draw", device: str = "cpu") -> Finished:
+    def start(
+        self, pipeline: Any, stage: str = "draw", device: str = "cpu", memory: SharedMemory | None = None
+    ) -> Finished:
         """Start the thread of a stage and have it build."""
-        self.threads[stage] = StageThread(pipeline, stage, device, 1, self.reports.put, CACHE_BYTES_MAX)
+        self.threads[stage] = StageThread(pipeline, stage, device, 1, self.reports.put, CACHE_BYTES_MAX, memory)
         return self.do(BuildStage(pipeline.spec.name, stage), stage)
 
     def do(self, work: Work, stage: str = "draw", applied: Applied | None = None) -> Finished:
@@ -204,6 +221,124 @@ def threads() -> Iterator[Threads]:
     yield started
     started.close()
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("stage-")]
+
+
+class FakeBroker:
+    """A ROUTER that says what the test wants and answers heartbeats; it judges nobody."""
+
+    def __init__(self) -> None:
+        self.context = zmq.Context()
+        self.socket: zmq.Socket[bytes] = self.context.socket(zmq.ROUTER)
+        self.socket.bind("tcp://127.0.0.1:*")
+        self.endpoint = self.socket.get_string(zmq.LAST_ENDPOINT)
+        self.route = b""
+        self.attachment = 0
+        self.heartbeats: list[Heartbeat] = []
+        self.unread: deque[Any] = deque()
+        self.answers = True
+
+    def receive(self, limit_s: float = LIMIT_S) -> Any:
+        """The next message of any kind."""
+        if not self.unread:
+            assert self.socket.poll(int(limit_s * 1000)), "nothing came"
+            self.route, *frames = self.socket.recv_multipart()
+            envelope = wire.decode(frames, wire.TO_BROKER, wire.Limits())
+            self.attachment = envelope.attachment
+            self.unread += envelope.messages
+        message = self.unread.popleft()
+        if self.answers and isinstance(message, Heartbeat):
+            self.say(Heartbeat(), self.attachment)
+        return message
+
+    def expect(self, kind: type[M], limit_s: float = LIMIT_S) -> M:
+        """The next message that is no heartbeat."""
+        until = time.monotonic() + limit_s
+        while True:
+            message = self.receive(max(0.0, until - time.monotonic()))
+            if isinstance(message, kind):
+                return message
+            assert isinstance(message, Heartbeat), message
+            self.heartbeats.append(message)
+
+    def say(self, message: Any, attachment: int = 1) -> None:
+        """To whoever spoke last."""
+        self.socket.send_multipart([self.route, *wire.encode(message, attachment)])
+
+    def welcome(self, attachment: int = 1, heartbeat_s: float = 10.0, version: str = "") -> None:
+        """Attach whoever spoke last."""
+        self.say(Welcome("w", version or reelwire.__version__, heartbeat_s, 3, {}), attachment)
+
+    def attach(self, *stages: str, **how: Any) -> WorkerHello:
+        """Hear the hello, and wait until all stages are built."""
+        hello = self.expect(WorkerHello)
+        names = [offer.stage for offer in hello.stages]
+        assert names == list(stages or ("draw", "show"))
+        self.welcome(**how)
+        assert {self.expect(StageReady).stage for _ in names} == set(names)
+        return hello
+
+    def close(self) -> None:
+        """Close without waiting for anybody."""
+        self.context.destroy(linger=0)
+
+
+class Worker:
+    """`reelwire worker` as a process."""
+
+    def __init__(self, endpoint: str, errors: Path, *flags: str, **settings: object) -> None:
+        command = [sys.executable, "-P", "-m", "reelwire", "worker", "--broker", endpoint, "--name", "w", "--json"]
+        command += [*flags] if "--pipeline" in flags else [*flags, "--pipeline", PIPELINE]
+        for name, value in settings.items():
+            command += ["--set", f"{name}={value}"]
+        self.errors = errors
+        with errors.open("wb") as out:
+            self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=out, text=True)
+
+    def ready(self) -> Any:
+        """The line on standard output."""
+        assert self.process.stdout is not None
+        return json.loads(self.process.stdout.readline())
+
+    def end(self) -> int:
+        """Its exit code, when it has ended by itself."""
+        return self.process.wait(LIMIT_S)
+
+    def said(self) -> str:
+        """Its standard error so far."""
+        return self.errors.read_text()
+
+
+@pytest.fixture
+def broker() -> Iterator[FakeBroker]:
+    """A broker that is closed in the end."""
+    fake = FakeBroker()
+    yield fake
+    fake.close()
+
+
+@pytest.fixture
+def another_broker() -> Iterator[FakeBroker]:
+    """A second one: each worker's part of a broker is played apart from the other's."""
+    fake = FakeBroker()
+    yield fake
+    fake.close()
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Callable[..., Worker]]:
+    """Starts workers, none of which outlives the test."""
+    workers: list[Worker] = []
+
+    def start(endpoint: str, *flags: str, **settings: object) -> Worker:
+        workers.append(Worker(endpoint, tmp_path / f"stderr-{len(workers)}", *flags, **settings))
+        return workers[-1]
+
+    yield start
+    for worker in workers:
+        worker.process.kill()
+        worker.process.wait(LIMIT_S)
+        if worker.process.stdout is not None:
+            worker.process.stdout.close()
 
 
 class Toy:

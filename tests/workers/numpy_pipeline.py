@@ -43,7 +43,8 @@ class ToyStage:
         self.name = name
         self.options = options
         self.sessions: dict[str, int] = {}
-        self.buffer = np.zeros(4, np.int64)
+        self.width = int(options.get("width", "4"))
+        self.buffer = np.zeros(self.width, np.int64)
         self.threads: set[str] = set()
 
     def initialize(self, session: str, chunks: int, request: Values, handed: Values) -> Initialized:
@@ -69,7 +70,7 @@ class ToyStage:
         if self.name == "draw":
             return self._draw(seed, index, inputs["control"])
         line = inputs["picture"]["pixels"].astype(np.uint8)[None, None, :, None]
-        frames = np.broadcast_to(line, (SPEC.frames_of(index), 1, 4, 3))
+        frames = np.broadcast_to(line, (SPEC.frames_of(index), 1, self.width, 3))
         return StageResult({"frames": {"frames": frames}}, {"first": is_first, "last": np.bool_(is_last)})
 
     def _draw(self, seed: int, index: int, control: Values) -> StageResult:

@@ -1,0 +1,27 @@
+"""What holds for every test: shared memory is written below a folder of this run, and nothing is left of it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from reelwire.segments import reap
+
+
+@pytest.fixture(scope="session", autouse=True)
+def shared_memory() -> Iterator[Path]:
+    """Where all processes of the tests write; in the end only what killed ones left, and that can be reaped."""
+    machine = Path("/dev/shm")
+    base = Path(tempfile.mkdtemp(prefix="reelwire-tests-", dir=machine if os.access(machine, os.W_OK) else None))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("REELWIRE_SHARED_MEMORY", str(base))
+        yield base
+    reap(base)
+    left = sorted(base.rglob("*"))
+    shutil.rmtree(base)
+    assert not left, f"somebody still holds shared memory: {left}"
