@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Callable
 from itertools import product
 from pathlib import Path
 
@@ -15,6 +14,8 @@ from reelwire.commands.bench_players import Played
 from reelwire.commands.bench_schedule import Plan, Spread, _judged
 from reelwire.parts import ChunkTiming
 
+from .conftest import Reelwire
+
 SHORT = ("--encode-s", "0.002", "--denoise-s", "0.006", "--decode-s", "0.002", "--chunks", "6", "--warmup", "1")
 
 
@@ -24,11 +25,11 @@ def played(period_s: float, latency_s: float, change_s: float | None = None, chu
     return Played(timings, [() if change_s is None else (change_s,)] * chunks)
 
 
-def test_a_short_run_plays_every_client_in_every_mode(reelwire: Callable[..., object], tmp_path: Path) -> None:
+def test_a_short_run_plays_every_client_in_every_mode(reelwire: Reelwire, tmp_path: Path) -> None:
     """Real processes, every kind of client in each mode; rows for each are printed and kept, and a picture is drawn."""
     done = reelwire("bench", "schedule", *SHORT, "--rounds", "1", "--timeline", "pictures", "--json")
-    assert done.code == 0, done.err  # type: ignore[attr-defined]
-    said = json.loads(done.out)  # type: ignore[attr-defined]
+    assert done.code == 0, done.err
+    said = json.loads(done.out)
     assert said["benchmark"] == "schedule"
     kinds = {("reacting", "by index"), *product(("holding", "changing"), ("early", "late"))}
     seen = {(row["mode"], row["client"], row["binding"]) for row in said["rows"]}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,14 +11,16 @@ from reelwire.commands.bench_soak import Plan, run
 from reelwire.commands.bench_stack import Usage
 from reelwire.errors import RequestError
 
+from .conftest import Reelwire
+
 SHORT = ("--chunks", "20", "--warmup", "10", "--sessions", "4", "--session-chunks", "3", "--warmup-sessions", "2")
 
 
-def test_a_short_run_leaves_no_descriptor_thread_or_segment(reelwire: Callable[..., object], tmp_path: Path) -> None:
+def test_a_short_run_leaves_no_descriptor_thread_or_segment(reelwire: Reelwire, tmp_path: Path) -> None:
     """Both phases are run by a broker and two workers, every frame is read, and what is counted is as it was before."""
     done = reelwire("bench", "soak", *SHORT, "--csv", "mine.csv", "--json")
-    assert done.code == 0, done.err  # type: ignore[attr-defined]
-    said = json.loads(done.out)  # type: ignore[attr-defined]
+    assert done.code == 0, done.err
+    said = json.loads(done.out)
     phases = {(row["phase"], row["process"]) for row in said["rows"]}
     assert phases == {(phase, process) for phase in ("one session", "sessions") for process in ("broker", "one", "two")}
     counted = [bound for bound in said["bounds"] if "MiB" not in bound["what"]]

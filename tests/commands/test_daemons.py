@@ -219,7 +219,9 @@ def test_the_demo_makes_a_world_from_a_photograph(reelwire: Reelwire, tmp_path: 
     record = json.loads((tmp_path / "made" / "world.json").read_text())
     assert record["request"]["image"]["path"].endswith("launch_pad.jpg")
     assert (tmp_path / "made" / "world.png").stat().st_size > 10_000
-    assert sorted(path.name for path in (tmp_path / "made").iterdir()) == ["world.json", "world.mp4", "world.png"]
+    assert (tmp_path / "made" / "timeline.png").stat().st_size > 5_000
+    written = ["timeline.png", "timeline.trace.json", "world.json", "world.mp4", "world.png"]
+    assert sorted(path.name for path in (tmp_path / "made").iterdir()) == written
     assert left_running(mark) == []
 
 

@@ -6,15 +6,15 @@ import importlib.metadata
 import json
 import resource
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from reelwire import segment_files, segments
 from reelwire.commands import diagnosis
 from reelwire.commands.diagnosis import Finding
+
+from .conftest import Reelwire
 
 NOBODY = "tcp://127.0.0.1:9"
 
@@ -43,7 +43,7 @@ def leave_a_dead_producer() -> str:
     return pool.owner
 
 
-def test_it_ends_with_0_where_nothing_is_bad(here: Callable[..., Any], memory: Path) -> None:
+def test_it_ends_with_0_where_nothing_is_bad(here: Reelwire, memory: Path) -> None:
     """Nobody asked for a broker, so that none is there is a note; all areas are looked at."""
     ended = here("doctor", "--json")
     said = json.loads(ended.out)
@@ -54,7 +54,7 @@ def test_it_ends_with_0_where_nothing_is_bad(here: Callable[..., Any], memory: P
     assert not list(memory.rglob("*"))
 
 
-def test_a_broker_that_was_named_and_does_not_answer_is_bad(here: Callable[..., Any], memory: Path) -> None:
+def test_a_broker_that_was_named_and_does_not_answer_is_bad(here: Reelwire, memory: Path) -> None:
     """The command ends with 1, and the table names the endpoint."""
     ended = here("doctor", "--endpoint", NOBODY)
     assert ended.code == 1

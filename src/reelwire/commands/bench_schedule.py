@@ -97,7 +97,7 @@ def run(plan: Plan, timelines: Path | None = None) -> Report:
     from .bench_stack import stack
 
     began = time.monotonic()
-    modes = [mode for mode in REFILLS for _ in range(plan.rounds)]
+    modes: list[Mode] = [mode for mode in REFILLS for _ in range(plan.rounds)]
     load = os.getloadavg()[0]
     measured: dict[tuple[Mode, Player, ControlBinding], list[Played]] = {}
     with stack(_workers(plan)) as running, ExitStack() as clients:

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from .. import Chunk, Client
+    from ..parts import ChunkTiming
     from ..workers.supervisor import Supervisor
     from .plan import StreamFlags
     from .recipe import Record
@@ -42,10 +43,11 @@ TRACE = "0.0 +w; 1.5 +l; 2.5 -l; 3.5 -w +d; 4.5 -d +j; 5.0 -j +w"
 WORKER = "demo"
 OUTPUT_LINES = 40
 LIVE_CHUNKS = 6
+TIMELINE = "timeline.png"
 
 
 def demo(
-    out: Annotated[Path, typer.Option(help="Folder for world.mp4, world.json and world.png.")] = Path("reelwire-demo"),
+    out: Annotated[Path, typer.Option(help="Folder for the MP4, its record and pictures.")] = Path("reelwire-demo"),
     chunks: Annotated[int, typer.Option(min=1, max=341, help="Length; a chunk is 0.75 s of video.")] = 8,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the noise.")] = 7,
     as_json: Json = False,
@@ -81,14 +83,17 @@ def _run(
     out: Path, chunks: int, seed: int, endings: Endings, *, quiet: bool
 ) -> tuple[Record, list[float], dict[str, int]]:
     from ..media import contact_sheet, load_image
+    from ..timeline import save_timeline
     from .plan import recipe_of
     from .progress import stream_bar
     from .recording import record_stream
 
     shown: list[tuple[NDArray[np.uint8], float, str]] = []
+    timings: list[tuple[int, ChunkTiming]] = []
 
     def keep(chunk: Chunk, record: Record) -> None:
-        """The last frame of each chunk, its time and its keys."""
+        """The last frame of each chunk, its time and its keys, and when the chunk passed what."""
+        timings.append((chunk.index, chunk.timing))
         held = "+".join(chunk.control.keys or ()) or "-"
         shown.append((chunk.frames[-1].copy(), (record.frames - 1) / record.fps, held))
 
@@ -108,6 +113,7 @@ def _run(
     if shown:
         frames, times, labels = zip(*shown, strict=True)
         contact_sheet(picture, frames, out / "world.png", times_s=times, labels=labels)
+        save_timeline(out / TIMELINE, spec, timings, f"The demo's world: {record.recipe.chunks} chunks")
     return record, changes, memory
 
 
@@ -222,5 +228,6 @@ def _report(
     if memory:
         each = ", ".join(f"{name} {count / 2**20:.0f}" for name, count in memory.items())
         rows.append(("peak memory", f"{total / 2**20:.0f} MiB ({each})"))
-    rows += [(name, str(out / name)) for name in ("world.mp4", "world.json", "world.png") if (out / name).exists()]
+    written = ("world.mp4", "world.json", "world.png", TIMELINE)
+    rows += [(name, str(out / name)) for name in written if (out / name).exists()]
     print_summary(record, rows)
