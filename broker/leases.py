@@ -63,7 +63,7 @@ class Memory:
         self.arrived: dict[str, Pieces] = {}
         self.objection: str | None = None
         self._nbytes_max = nbytes_max
-        self._returned: dict[Peer, list[SegmentUse]] = {}
+        self._returned: dict[Peer, list[Piece]] = {}
 
     def arrive(self, producer: Peer, outputs: Mapping[str, Artifact]) -> None:
         """Take the pieces of a result in; those that get no lease until it was `handled` go back."""
@@ -93,19 +93,24 @@ class Memory:
             piece.leases += leases
 
     def end(self, pieces: Pieces, *, broken: bool = False) -> None:
-        """Let a lease on each end; `broken`: its reader is gone, or wasn't waited for, and may still read."""
+        """Let a lease on each end; `broken`: its reader is gone, or wasn't waited for, and may still read.
+
+        A segment counts as free when its worker is told so: then it may come back as something else.
+        """
         for piece in pieces:
             piece.leases -= 1
             if broken and not piece.use.broken:
                 piece.use = SegmentUse(piece.use.segment, piece.use.generation, broken=True)
-            if piece.leases == 0 and not piece.producer.gone:
-                del piece.producer.lent[piece.use.segment]
-                self._returned.setdefault(piece.producer, []).append(piece.use)
+            if piece.leases == 0:
+                self._returned.setdefault(piece.producer, []).append(piece)
 
     def returns(self) -> Iterable[tuple[Peer, ReturnSegments]]:
         """What is to be said to whom about pieces that came back since it was asked last."""
         returned, self._returned = self._returned, {}
-        for producer, uses in returned.items():
+        for producer, pieces in returned.items():
+            uses = [piece.use for piece in pieces]
+            for use in uses:
+                del producer.lent[use.segment]
             most = max(1, producer.limits.header_bytes_max // USE_BYTES)
             for at in range(0, len(uses), most):
                 yield producer, ReturnSegments(tuple(uses[at : at + most]))
@@ -129,7 +134,7 @@ class Memory:
             counts.update(leases.all())
         assert all(piece.leases == count for piece, count in counts.items()), "leases don't add up"
         for worker in workers:
-            out = {piece for piece in counts if piece.producer is worker}
+            out = {piece for piece in counts if piece.producer is worker}.union(self._returned.get(worker, ()))
             assert out == set(worker.lent.values()), f"{worker.name}: pieces without a lease, or the other way round"
 
 

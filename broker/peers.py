@@ -38,7 +38,7 @@ class Peer:
         actors: a worker's stage actors, by pipeline and stage.
         keys: a client's session by the key that it asked for it with.
         memory: shared memory that a worker writes.
-        lent: pieces of it that somebody may read, by segment.
+        lent: pieces of it that it wasn't told to be free again, by segment.
         maps: numbers of the workers whose shared memory it can open.
     """
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib.util
 import types
 from collections import deque
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -73,14 +75,26 @@ def keys_of(*names: str, reset_pose: bool = False) -> Artifact:
     return Artifact({"keys": keys, "reset_pose": reset_pose})
 
 
-class Peer:
-    """One end of the fake wire; `inbox` holds everything it was sent."""
+def _beside(name: str) -> Any:
+    """A module that lies beside this file: importlib mode has no package to import it from."""
+    spec = importlib.util.spec_from_file_location(name, Path(__file__).with_name(f"{name}.py"))
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
-    def __init__(self, rig: Rig, route: bytes) -> None:
+
+class Peer:
+    """One end of the fake wire; `inbox` holds everything it was sent. `maps`: it can open others' shared memory."""
+
+    def __init__(self, rig: Rig, route: bytes, *, maps: bool = True) -> None:
         self.rig = rig
         self.route = route
+        self.maps = maps
         self.attachment = 0
         self.inbox: list[Any] = []
+        self.silent: set[type] = set()
 
     def say(self, message: Any, *, attachment: int | None = None, nbytes: int = 100) -> None:
         """Send a message to the broker."""
@@ -93,6 +107,9 @@ class Peer:
         if isinstance(message, m.Welcome):
             self.attachment = attachment
         self.inbox.append(message)
+        if isinstance(message, m.ProbeMemory) and type(message) not in self.silent:
+            probe = self.rig.memory.probe(message.owner) if self.maps else b""
+            self.rig.later(lambda: self.say(m.MemoryProbed(message.owner, probe)))
 
     def heard(self, kind: type) -> list[Any]:
         """What was said of that kind, oldest first."""
@@ -129,8 +146,16 @@ class Client(Peer):
         """Send the register."""
         self.say(m.SetKeys(session, keys.state))
 
+    def hear(self, attachment: int, message: Any) -> None:
+        """Chunks are read until they are acknowledged."""
+        super().hear(attachment, message)
+        if isinstance(message, m.Chunk):
+            self.rig.memory.read((self.attachment, message.session, "", message.index), message.outputs)
+
     def ack(self, session: str, chunks: int, credit: m.Credit | None = None) -> None:
         """Say that all chunks below were taken."""
+        for index in range(min(chunks, len(self.chunks(session)))):
+            self.rig.memory.has_read((self.attachment, session, "", index))
         self.say(m.Ack(session, chunks, PLENTY if credit is None else credit))
 
     def end(self, session: str, mode: m.EndMode = "drain") -> None:
@@ -158,12 +183,12 @@ class Worker(Peer):
     when it starts, to the newest register that is in `keys`; `bound` holds to what.
     """
 
-    def __init__(self, rig: Rig, route: bytes, name: str) -> None:
-        super().__init__(rig, route)
+    def __init__(self, rig: Rig, route: bytes, name: str, *, maps: bool = True) -> None:
+        super().__init__(rig, route, maps=maps)
         self.name = name
         self.jobs: dict[str, deque[m.RunTask]] = {}
-        self.silent: set[type] = set()
         self.starts = True
+        self.memory: Any = None
         self.keys: dict[str, KeyState] = {}
         self.bound: dict[tuple[str, int], m.Applied] = {}
 
@@ -176,7 +201,12 @@ class Worker(Peer):
         self.jobs = {name: deque() for name in stages}
         version = more.get("version", VERSION)
         limits = more.get("limits", {})
-        self.say(m.WorkerHello(version, self.name, "cpu", (spec,), offers, {"numpy": "2"}, limits), attachment=0)
+        memory = None
+        if more.get("memory"):
+            self.memory = self.rig.memory.add(self.name)
+            memory = self.memory.offer
+        hello = m.WorkerHello(version, self.name, "cpu", (spec,), offers, {"numpy": "2"}, limits, memory)
+        self.say(hello, attachment=0)
         if more.get("ready", True) and self.attachment:
             for name in stages:
                 self.say(m.StageReady(spec.name, name, more.get("session_bytes", 10)))
@@ -197,7 +227,11 @@ class Worker(Peer):
                 self.rig.later(lambda: self.released(message))
             case m.SetStageKeys():
                 self.keys[message.session] = message.keys
+            case m.ReturnSegments() if self.memory is not None:
+                for use in message.segments:
+                    self.memory.give_back(use)
             case m.RunTask():
+                self.rig.memory.read(self.reader(message), message.inputs)
                 self.jobs[message.stage].append(message)
                 if len(self.jobs[message.stage]) == 1:
                     self.rig.later(lambda: self.started(message))
@@ -212,6 +246,7 @@ class Worker(Peer):
         jobs = self.jobs[x.stage]
         if jobs and jobs[0].session == x.session:
             self.finish(x.stage)
+        self.rig.memory.has_read((self.attachment, x.session, x.stage))
         self.say(m.StageReleased(x.session, x.stage, x.epoch, x.stage_epoch))
 
     def started(self, x: m.RunTask) -> None:
@@ -233,16 +268,27 @@ class Worker(Peer):
         """Finish the running task of a stage; the next one starts."""
         task = self.jobs[stage].popleft()
         produces = world().stage(stage).produces if stage in ("encode", "denoise", "decode") else (stage + "_out",)
-        outputs = {name: Artifact({"from": f"{task.session}/{name}/{task.index}"}) for name in produces}
-        outputs = more.get("outputs", outputs)
+        outputs = more.get("outputs") or {name: self.made(task, name) for name in produces}
+        self.rig.memory.has_read(self.reader(task))
         facts = more.get("facts", {stage: task.index})
-        self.say(done(task, outputs, facts, applied=more.get("applied", self.applied(task))))
+        applied, constant = more.get("applied", self.applied(task)), more.get("constant", False)
+        self.say(done(task, outputs, facts, applied=applied, constant=constant))
         self._next(stage)
         return task
+
+    def made(self, task: m.RunTask, name: str) -> Artifact:
+        """What a task makes, in shared memory where all its readers can open that."""
+        text = f"{task.session}/{name}/{task.index}"
+        return Artifact({"from": text}, {"t": self.memory.take(text)} if name in task.shared else {})
+
+    def reader(self, task: m.RunTask) -> tuple[Any, ...]:
+        """Who reads the inputs of a task."""
+        return (self.attachment, task.session, task.stage, task.index)
 
     def fail(self, stage: str, message: str = "it broke") -> m.RunTask:
         """Let the running task of a stage raise."""
         task = self.jobs[stage].popleft()
+        self.rig.memory.has_read(self.reader(task))
         failure = Failure("stage", message)
         self.say(m.StageFailed(task.session, stage, task.epoch, task.stage_epoch, "run", task.index, failure))
         self._next(stage)
@@ -279,6 +325,7 @@ class Rig:
         self.logs: list[Log] = []
         self.forgotten: list[bytes] = []
         self.stopped = False
+        self.memory = _beside("fake_memory").Memories()
         self._entropy = 0
         self._later: deque[Callable[[], None]] = deque()
         self._busy = False
@@ -294,12 +341,12 @@ class Rig:
 
     def client(self, route: bytes = b"app", name: str = "app", **more: Any) -> Client:
         """An attached client."""
-        peer = self.peers[route] = Client(self, route)
+        peer = self.peers[route] = Client(self, route, maps=more.pop("maps", True))
         return peer.hello(name=name, **more)
 
     def worker(self, name: str = "w", **more: Any) -> Worker:
         """An attached worker."""
-        peer = self.peers[name.encode()] = Worker(self, name.encode(), name)
+        peer = self.peers[name.encode()] = Worker(self, name.encode(), name, maps=more.pop("maps", True))
         return peer.hello(**more)
 
     def start(self, chunks: int = 4, controls: int = 0, key: str = "k", **worker: Any) -> tuple[Worker, Client, str]:

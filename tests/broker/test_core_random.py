@@ -43,6 +43,7 @@ class Chaos:
         self.capacities["frames"] = self.random.choice((1, 2, 3))
         self.spec = self.dataflow()
         self.mailbox = self.random.choice((0, 1, 2))
+        self.is_split = self.random.random() < 0.4
         self.names = 0
         self.workers: list[Any] = []
         self.clients: list[Any] = []
@@ -60,7 +61,8 @@ class Chaos:
     def add_worker(self) -> None:
         """Another worker, with all stages or with some."""
         self.names += 1
-        stages = self.random.choice((STAGES, STAGES, ("encode", "decode"), ("denoise",)))
+        parts: tuple[tuple[str, ...], ...] = (("encode", "decode"), ("denoise",))
+        stages = parts[self.names % 2] if self.is_split else self.random.choice((STAGES, STAGES, *parts))
         name = f"w{self.names}"
         memory, maps = self.random.random() < 0.8, self.random.random() < 0.8
         worker = self.rig.worker(
@@ -208,9 +210,8 @@ class Chaos:
     def run(self, *, lies: bool) -> None:
         """Play the schedule, then let everything end."""
         self.lies = lies
-        for _ in range(2):
-            self.add_worker()
-            self.add_client()
+        for add in (self.add_worker, self.add_worker, self.add_client, self.add_client):
+            add()
         moves = [self.steer, self.steer, self.steer, self.work, self.work, self.work, self.open, self.lose]
         moves += [self.answer]
         for _ in range(STEPS):

@@ -142,6 +142,22 @@ def test_what_was_not_sent_comes_back_when_it_is_dropped(kit: Any) -> None:
     assert set(session.worker.lent) == {"a-frames"}
 
 
+def test_a_task_that_waits_at_its_actor_keeps_its_inputs(kit: Any) -> None:
+    """It was sent them, although it hasn't begun, and nobody knows when it does."""
+    session = Session(kit)
+    session.flow.submit(Artifact())
+    session.run("encode")
+    session.done("encode", condition=artifact("a"))
+    session.flow.dispatch("denoise")
+    session.flow.clear()
+    session.leases.clear()
+    session.check()
+    assert session.returned() == []
+    session.flow.start("denoise")
+    session.leases.task_over("denoise", 0)
+    assert session.returned() == [SegmentUse("a", 1)]
+
+
 def test_what_a_lost_stage_was_reading_is_never_written_again(kit: Any) -> None:
     """What only waited for it is."""
     session = Session(kit)
@@ -238,8 +254,8 @@ def test_a_worker_that_lies_about_its_memory_is_objected_to(kit: Any, outputs: A
     assert reason in str(session.leases.objection(("condition", "latent")))
     session.memory.handled()
     session.check()
-    assert set(session.worker.lent) == {"lent"}
     assert all(use.segment != "lent" for use in session.returned())
+    assert set(session.worker.lent) == {"lent"}
 
 
 def test_a_worker_without_memory_has_none(kit: Any) -> None:
@@ -262,8 +278,8 @@ def test_only_what_all_readers_can_open_may_be_in_shared_memory(kit: Any) -> Non
     assert session.leases.objection(()) is None
 
 
-def test_returns_fit_their_worker_and_go_to_nobody_else(kit: Any) -> None:
-    """Pieces of a lost worker aren't returned; many are said in several messages."""
+def test_returns_fit_their_worker(kit: Any) -> None:
+    """Many are said in several messages, each within its limits."""
     session = Session(kit)
     session.worker.limits = Limits(header_bytes_max=300)
     session.memory.arrive(session.worker, {"condition": artifact(*"abcde")})
@@ -271,10 +287,23 @@ def test_returns_fit_their_worker_and_go_to_nobody_else(kit: Any) -> None:
     returns = [said for _, said in session.memory.returns()]
     assert [len(said.segments) for said in returns] == [2, 2, 1]
     assert all(isinstance(said, ReturnSegments) for said in returns)
-    session.memory.arrive(session.worker, {"condition": artifact("f")})
-    session.worker.gone = True
+    assert session.worker.lent == {}
+
+
+def test_a_segment_is_free_when_its_worker_was_told_so(kit: Any) -> None:
+    """Before that it can't come back as something else; nobody who tells the truth would try."""
+    session = Session(kit)
+    session.memory.arrive(session.worker, {"condition": artifact("a")})
     session.memory.handled()
-    assert session.returned() == []
+    session.memory.arrive(session.worker, {"condition": artifact("a", generation=2)})
+    assert "isn't free" in str(session.leases.objection(("condition",)))
+    session.memory.handled()
+    session.check()
+    assert session.returned() == [SegmentUse("a", 1)]
+    session.memory.arrive(session.worker, {"condition": artifact("a", generation=2)})
+    assert session.leases.objection(("condition",)) is None
+    session.memory.handled()
+    assert session.returned() == [SegmentUse("a", 2)]
 
 
 def test_what_may_be_shared_follows_from_who_reads_it(kit: Any) -> None:
