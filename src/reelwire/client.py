@@ -3,31 +3,25 @@
 from __future__ import annotations
 
 import os
-import secrets
 import weakref
 from collections.abc import Mapping
 from types import TracebackType
-from typing import Any, Literal, Self, cast
+from typing import Any, Self, cast
 
-import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
-from . import __version__, checks, media, wire
+from . import __version__, checks, wire
 from . import client_events as e
 from .client_core import ClientCore
 from .client_loop import LINGER_S, Link, check_endpoint
+from .client_request import FramesPolicy, Image, session_request
 from .client_session import ANSWER_TIMEOUT_S, Session
-from .client_values import session_length, tensor_refs
-from .client_view import RETRY_AFTER_S
 from .endpoints import DEFAULT_ENDPOINT as DEFAULT_ENDPOINT
-from .errors import BrokerUnreachable, ConfigError, OverloadError, RequestError
-from .messages import ClientHello, OpenSession, Welcome
-from .spec import Plain, StreamSpec, check_parameters, check_tensors
-from .tensors import TensorRef
+from .errors import BrokerUnreachable, ConfigError, RequestError
+from .messages import ClientHello, ControlBinding, Credit, Pace, Welcome
+from .spec import Plain, StreamSpec
 
 ENDPOINT_VARIABLE = "REELWIRE_BROKER"
-
-Image = str | os.PathLike[str] | ArrayLike
 
 
 class Client:
@@ -44,6 +38,9 @@ class Client:
         connect_timeout_s: how long to wait for the broker's answer, in seconds.
         frame_bytes_max: largest tensor that is accepted from the broker, in bytes; the broker is told, and fails a
             session whose chunks are larger.
+        output_credit_chunks: chunks of a session that may be on their way to the application; the session waits while
+            so many were made and not taken.
+        output_credit_bytes: bytes of such chunks, at most; one chunk may go over it, or a large one could never come.
 
     Attributes:
         endpoint: where it connects to.
@@ -62,6 +59,8 @@ class Client:
         name: str = "",
         connect_timeout_s: float = 5.0,
         frame_bytes_max: int = 256 << 20,
+        output_credit_chunks: int = Credit().chunks,
+        output_credit_bytes: int = Credit().nbytes,
     ) -> None:
         """Connect, and wait until the broker has answered."""
         self.endpoint = endpoint or os.environ.get(ENDPOINT_VARIABLE) or DEFAULT_ENDPOINT
@@ -69,6 +68,8 @@ class Client:
         try:
             checks.check_seconds("connect_timeout_s", connect_timeout_s)
             checks.check_count("frame_bytes_max", frame_bytes_max, most=checks.BYTES_MAX)
+            checks.check_count("output_credit_chunks", output_credit_chunks)
+            checks.check_count("output_credit_bytes", output_credit_bytes, most=checks.BYTES_MAX)
         except ConfigError as error:
             raise RequestError(error.field, error.reason) from None
         try:
@@ -78,7 +79,8 @@ class Client:
         self._connect_timeout_s = connect_timeout_s
         limits = wire.Limits(frame_bytes_max=frame_bytes_max)
         said = {"frame_bytes_max": limits.frame_bytes_max, "header_bytes_max": limits.header_bytes_max}
-        self._link = Link(ClientCore(__version__, name, said), self.endpoint, limits)
+        core = ClientCore(__version__, name, said, Credit(output_credit_chunks, output_credit_bytes))
+        self._link = Link(core, self.endpoint, limits)
         self._finalizer = weakref.finalize(self, self._link.leave)
         self._finalizer.atexit = False  # the loop's own exit handler also waits
         try:
@@ -106,8 +108,10 @@ class Client:
         seed: int = 0,
         chunks: int | None = None,
         frames: int | None = None,
-        frames_policy: Literal["strict", "truncate"] = "strict",
+        frames_policy: FramesPolicy = "strict",
         tensors: Mapping[str, ArrayLike] | None = None,
+        control_binding: ControlBinding = "late",
+        pace: Pace = "asap",
         wait_ready: bool = True,
         timeout: float | None = None,
         **parameters: Plain,
@@ -124,6 +128,10 @@ class Client:
             frames: length of the session in pixel frames.
             frames_policy: ``strict`` refuses a number of frames that doesn't fill whole chunks, ``truncate`` shortens it.
             tensors: other tensors that the pipeline takes, by name.
+            control_binding: ``late``: a chunk's keys are those that are down when it begins, so that a change shows as
+                soon as it can; ``early``: those that were down when its turn was fixed, up to two chunks ahead.
+                Controls that are submitted are what they are.
+            pace: ``asap``, or ``realtime``: no further ahead of the media clock than the output credit.
             wait_ready: return when the session is initialized, so that what its initialization refuses is raised here;
                 otherwise as soon as it exists.
             timeout: seconds to wait at most; the session is cancelled if they are over.
@@ -136,25 +144,25 @@ class Client:
             BrokerUnreachable: the connection is lost.
             TimeoutError: it wasn't opened in time.
         """
-        welcome = self._attached()
-        spec = _spec(pipeline, welcome)
-        length = session_length(spec, chunks, frames, frames_policy)
-        complete = check_parameters(spec, _given(spec, prompt, seed, parameters))
-        refs = _tensors(
-            spec,
-            image,
-            {} if tensors is None else tensors,
-            welcome.limits.get("image_bytes_max", media.IMAGE_BYTES_MAX),
+        request = session_request(
+            self._attached(),
+            pipeline,
+            image=image,
+            prompt=prompt,
+            seed=seed,
+            chunks=chunks,
+            frames=frames,
+            frames_policy=frames_policy,
+            tensors=tensors,
+            control_binding=control_binding,
+            pace=pace,
+            wait_ready=wait_ready,
+            **parameters,
         )
-        _check_sizes(refs, welcome)
-        key = secrets.token_hex(16)
-        _check_encodable(OpenSession(key, pipeline, length, complete, refs), welcome)
-        answer = self._link.call(
-            lambda now, call: e.Open(now, call, key, pipeline, length, complete, refs, wait_ready), timeout
-        )
+        answer = self._link.call(request.event, timeout)
         with self._link.lock:
             view = self._link.core.sessions[cast("str", answer)]
-        return Session(self, self._link, spec, view, complete)
+        return Session(self, self._link, request, view)
 
     def status(self, timeout: float = ANSWER_TIMEOUT_S) -> dict[str, Any]:
         """What the broker has: workers, sessions, counters.
@@ -192,65 +200,3 @@ class Client:
                 f"no reelwire broker answered at {self.endpoint} within {self._connect_timeout_s:g} s"
             ) from None
         return cast("Welcome", answer)
-
-
-def _spec(pipeline: object, welcome: Welcome) -> StreamSpec:
-    known = {spec.name: spec for spec in welcome.specs}
-    if not isinstance(pipeline, str):
-        raise RequestError("pipeline", f"{pipeline!r} is not a text; accepted: {', '.join(sorted(known)) or 'a name'}")
-    if not known:  # which ones there will be only the workers know, so that the name can't be called wrong
-        raise OverloadError(f"no worker serves {pipeline!r} now: the broker has no worker", RETRY_AFTER_S)
-    if pipeline not in known:
-        raise RequestError("pipeline", f"{pipeline!r} is unknown; accepted: {', '.join(sorted(known))}")
-    return known[pipeline]
-
-
-def _check_sizes(refs: Mapping[str, TensorRef], welcome: Welcome) -> None:
-    most = welcome.limits.get("frame_bytes_max", wire.Limits().frame_bytes_max)
-    for name, ref in refs.items():
-        if ref.nbytes > most:
-            raise RequestError(name, f"takes {ref.nbytes} bytes; accepted by the broker: {most}")
-
-
-def _check_encodable(message: OpenSession, welcome: Welcome) -> None:
-    try:
-        header = wire.encode(message, 0)[0]
-    except ValueError as error:
-        raise RequestError("parameters", f"hold a value that can't be sent ({error})") from None
-    most = welcome.limits.get("header_bytes_max", wire.Limits().header_bytes_max)
-    if len(header) > most:
-        raise RequestError("parameters", f"take {len(header)} bytes; accepted: {most}")
-
-
-def _given(spec: StreamSpec, prompt: str | None, seed: int, parameters: Mapping[str, Plain]) -> dict[str, Plain]:
-    given: dict[str, Plain] = dict(parameters)
-    if prompt is not None:
-        given["prompt"] = prompt
-    if seed != 0 or any(parameter.name == "seed" for parameter in spec.parameters):
-        given["seed"] = seed
-    return given
-
-
-def _tensors(
-    spec: StreamSpec, image: Image | None, others: Mapping[str, ArrayLike], image_bytes_max: int
-) -> dict[str, TensorRef]:
-    if not isinstance(others, Mapping):
-        raise RequestError("tensors", f"are a {type(others).__name__}; accepted: a mapping of names to arrays")
-    given = dict(others)
-    if image is not None:
-        if all(tensor.name != "image" for tensor in spec.tensors):
-            raise RequestError("image", f"{spec.name!r} takes no picture")
-        if isinstance(image, str | os.PathLike):
-            given["image"] = media.load_image(image, image_bytes_max)
-        else:
-            given["image"] = media.shrink(_as_array(image), image_bytes_max)
-    refs = tensor_refs(given)
-    check_tensors(spec.tensors, {name: (ref.dtype, ref.shape) for name, ref in refs.items()})
-    return refs
-
-
-def _as_array(image: ArrayLike) -> NDArray[Any]:
-    try:
-        return np.asarray(image)
-    except (TypeError, ValueError) as error:
-        raise RequestError("image", f"is no array ({error}); accepted: a file, or uint8[height, width, 3]") from None

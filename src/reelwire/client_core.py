@@ -23,11 +23,13 @@ from .client_desk import Desk
 from .client_streams import Streams
 from .client_view import RETRY_AFTER_S, SessionView
 from .errors import BrokerUnreachable, OverloadError, ReelwireError, UsageError, VersionMismatch
-from .messages import Failure
+from .messages import Credit, Failure
 
 Phase = Literal["idle", "greeting", "attached", "gone"]
 
 HELLO_RETRY_S = 2.0
+HEARTBEAT_SESSIONS_MAX = 1000
+"""Sessions that one heartbeat speaks of, so that its header stays small; for more there are several."""
 
 
 class ClientCore:
@@ -37,13 +39,16 @@ class ClientCore:
         version: of this package; the broker's must agree in major and minor.
         name: how the client wishes to be called; the broker chooses if it is empty.
         limits: what it accepts, by name, as its hello says it.
+        window: how much of a session may be on its way and not taken yet, in chunks and in bytes.
 
     Attributes:
         phase: see the module.
         welcome: the broker's last welcome, while attached.
     """
 
-    def __init__(self, version: str, name: str = "", limits: Mapping[str, int] | None = None) -> None:
+    def __init__(
+        self, version: str, name: str = "", limits: Mapping[str, int] | None = None, window: Credit | None = None
+    ) -> None:
         """Start without a connection."""
         self.phase: Phase = "idle"
         self.welcome: m.Welcome | None = None
@@ -51,7 +56,7 @@ class ClientCore:
         self._name = name
         self._limits = {} if limits is None else dict(limits)
         self._desk = Desk()
-        self._streams = Streams(self._desk)
+        self._streams = Streams(self._desk, Credit() if window is None else window)
         self._attaching: list[int] = []
         self._fatal: ReelwireError | None = None
         self._greeted = self._heard = self._beaten = self._busy_until = 0.0
@@ -128,7 +133,12 @@ class ClientCore:
                 self._lose(f"the broker hasn't been heard of for {now - self._heard:.1f} s")
             elif now >= self._beaten + self.welcome.heartbeat_s:
                 self._beaten = now
-                self._desk.send(m.Heartbeat())
+                self._beat()
+
+    def _beat(self) -> None:
+        acks = self._streams.acks()
+        for start in range(0, max(1, len(acks)), HEARTBEAT_SESSIONS_MAX):
+            self._desk.send(m.Heartbeat(acks=tuple(acks[start : start + HEARTBEAT_SESSIONS_MAX])))
 
     def _dead_at(self) -> float:
         assert self.welcome is not None
@@ -206,8 +216,9 @@ class ClientCore:
 
     def _attached(self, now: float, message: m.ToClient) -> None:
         match message:
-            case m.Heartbeat(busy_for_s=busy_for_s):
+            case m.Heartbeat(busy_for_s=busy_for_s, grants=grants):
                 self._busy_until = now + busy_for_s if busy_for_s > 0 else 0.0
+                self._streams.granted(now, grants)
             case m.Goodbye(reason=reason):
                 self._lose(f"the broker left{': ' if reason else ''}{reason}")
             case m.Rejected(code="unknown_peer"):

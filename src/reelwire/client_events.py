@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from . import messages
 from .controls import KeyState
 from .errors import ReelwireError
-from .messages import Artifact, EndMode
+from .messages import Artifact, ControlBinding, EndMode, Pace
 from .spec import Plain
 from .tensors import TensorRef
 
@@ -93,6 +93,8 @@ class Open:
     parameters: Mapping[str, Plain] = field(default_factory=dict)
     tensors: Mapping[str, TensorRef] = field(default_factory=dict)
     wait_ready: bool = True
+    control_binding: ControlBinding = "late"
+    pace: Pace = "asap"
 
 
 @dataclass(frozen=True, slots=True)

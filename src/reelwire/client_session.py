@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from . import client_events as e
 from .client_loop import Link, deadline
+from .client_request import SessionRequest
 from .client_values import control_artifact, control_of, frames_of, outputs_of
 from .client_view import SessionView
 from .controls import Control, Keys, KeyState
@@ -36,7 +37,8 @@ class Chunk:
         index: number of the chunk, from 0.
         frames: pixel frames, uint8 [frames, height, width, 3], RGB.
         control: the control that it was denoised with.
-        control_source: where that came from: ``explicit``, ``tap`` or ``held``.
+        control_source: where that came from: ``explicit``, ``tap``, ``held``, or ``still``: the keys that had asked for
+            the chunk were up again when it began, so nothing moves in it.
         facts: what the stages say about it (such as the camera pose at its end).
         timing: times by the broker's clock, in seconds.
         is_last: no chunk follows.
@@ -80,19 +82,17 @@ class Session:
         parameters: what was asked for, with the pipeline's defaults.
     """
 
-    def __init__(
-        self, client: object, link: Link, spec: StreamSpec, view: SessionView, parameters: Mapping[str, Plain]
-    ) -> None:
+    def __init__(self, client: object, link: Link, request: SessionRequest, view: SessionView) -> None:
         """Take over a session that was opened."""
         self.id = view.id
         self.token = view.token
         self.chunks = view.chunks
-        self.spec = spec
-        self.parameters = parameters
+        self.spec: StreamSpec = request.spec
+        self.parameters: Mapping[str, Plain] = request.parameters
         self._client = client  # keeps the connection while the session is used
         self._link = link
         self._view = view
-        self._keys = Keys(spec)
+        self._keys = Keys(self.spec)
         self._finalizer = weakref.finalize(self, link.abandon, view.id)
         self._finalizer.atexit = False
 

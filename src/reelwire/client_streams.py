@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable
 from typing import assert_never
 
 from . import client_events as e
@@ -10,7 +11,7 @@ from . import messages as m
 from .client_desk import Desk
 from .client_view import SessionView, error_of
 from .errors import ControlError, ReelwireError, SessionClosed
-from .messages import Artifact, Failure
+from .messages import Artifact, Credit, Failure
 
 SessionMessage = m.SessionChanged | m.ControlAccepted | m.ControlRefused | m.Chunk | m.SessionEnded
 
@@ -20,17 +21,30 @@ class Streams:
 
     Args:
         desk: takes actions and answers.
+        window: how much of a session may be on its way and not taken yet, in chunks and in bytes.
 
     Attributes:
         views: sessions by the broker's name for them.
         opening: those that were asked for and don't exist yet, by key.
     """
 
-    def __init__(self, desk: Desk) -> None:
+    def __init__(self, desk: Desk, window: Credit) -> None:
         """Start without any."""
         self.views: dict[str, SessionView] = {}
         self.opening: dict[str, SessionView] = {}
         self._desk = desk
+        self._window = window
+
+    def acks(self) -> list[m.Ack]:
+        """Where each session that lives stands, for heartbeats: an acknowledgement or its credit may have been lost."""
+        return [self._ack_of(view) for view in self.views.values() if not view.ended]
+
+    def granted(self, now: float, grants: Iterable[m.ControlGrant]) -> None:
+        """How far controls may go, repeated by a heartbeat; the larger grant holds, whichever came last."""
+        for grant in grants:
+            view = self.views.get(grant.session)
+            if view is not None and not view.ended:
+                self._granted(now, view, grant.control_limit)
 
     def end_all(self, failure: Failure | None) -> None:
         """The connection is gone: by a failure, or because the application closed the client."""
@@ -45,6 +59,7 @@ class Streams:
             assert 0 <= view.acked <= view.have <= view.chunks
             assert view.taken <= view.have
             assert view.ending == "cancel" or view.taken + len(view.waiting) == view.have
+            assert view.ending == "cancel" or view.acked + len(view.unacked) == view.have
             assert not view.parked or view.takes_controls
             assert all(view.control_limit <= index for index, _, _ in view.parked)
             assert not view.ended or not (view.asked or view.end_calls)
@@ -88,12 +103,10 @@ class Streams:
             return
         match message:
             case m.SessionChanged():
-                view.state = message.state
-                view.control_limit = max(view.control_limit, message.control_limit)
-                view.failure = message.failure
+                view.state, view.failure = message.state, message.failure
                 if view.ready:
                     self._desk.done(view.open_call, value=view.id)
-                self._send_granted(now, view)
+                self._granted(now, view, message.control_limit)
                 self._desk.act(e.Changed())
             case m.ControlAccepted():
                 call = view.answered(message.index) if message.by_index else None
@@ -127,6 +140,7 @@ class Streams:
         if view.ending == "cancel":
             view.submitted.pop(chunk.index, None)
             return
+        view.unacked.append(sum(artifact.nbytes for artifact in chunk.outputs.values()))
         view.waiting.append(e.Delivery(chunk, now, view.submitted.pop(chunk.index, None), view.first_applied(chunk)))
         if view.ending == "drain":
             self._ack(view, view.have)
@@ -155,7 +169,8 @@ class Streams:
     def open(self, event: e.Open) -> None:
         """Ask the broker for a session."""
         self.opening[event.key] = SessionView(event.call, event.key, event.chunks, event.wait_ready)
-        self._desk.send(m.OpenSession(event.key, event.pipeline, event.chunks, event.parameters, event.tensors))
+        asked = (event.key, event.pipeline, event.chunks, event.parameters, event.tensors)
+        self._desk.send(m.OpenSession(*asked, event.control_binding, event.pace, self._window))
 
     def asked(self, event: e.Submit | e.ChangeKeys | e.Take | e.End | e.Forget) -> None:
         """The application asks something of a session that it holds."""
@@ -212,7 +227,8 @@ class Streams:
         else:
             self._send_control(event.now, view, index, event.call, event.control)
 
-    def _send_granted(self, now: float, view: SessionView) -> None:
+    def _granted(self, now: float, view: SessionView, control_limit: int) -> None:
+        view.control_limit = max(view.control_limit, control_limit)
         if not view.takes_controls:  # no grant will come any more
             for _, call, _ in view.parked:
                 self._desk.done(call, error=view.error())
@@ -238,8 +254,12 @@ class Streams:
 
     def _ack(self, view: SessionView, chunks: int) -> None:
         if chunks > view.acked:
-            view.acked = chunks
-            self._desk.send(m.Ack(view.id, chunks))
+            view.acknowledge(chunks)
+            self._desk.send(self._ack_of(view))
+
+    def _ack_of(self, view: SessionView) -> m.Ack:
+        credit = Credit(view.acked + self._window.chunks, view.acked_bytes + self._window.nbytes)
+        return m.Ack(view.id, view.acked, credit)
 
     def _end(self, view: SessionView, mode: m.EndMode) -> None:
         if view.ending == "cancel" or view.ending == mode:

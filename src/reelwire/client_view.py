@@ -35,7 +35,9 @@ class SessionView:
         control_limit: explicit controls below it may be sent.
         have: chunks that came.
         taken: chunks that the application took.
-        acked: chunks that the broker knows to be taken.
+        acked: chunks that the broker was told to be taken.
+        acked_bytes: of the tensors of these chunks.
+        unacked: bytes of the tensors of each chunk that came since, oldest first.
         ending: how the application ended it.
         ended: nothing comes any more, except what waits in `waiting`.
         failure: why it ended, if not as asked.
@@ -44,9 +46,8 @@ class SessionView:
         parked: controls that wait for their grant: index, call, content.
         asked: calls that wait for the broker's answer, oldest first, by index.
         submitted: when controls were sent, by index.
-        keys: the register as it was last sent.
         changes: registers that no chunk has applied yet, with their times.
-        tap_applied: number of the newest one-shot that a chunk has applied.
+        tap_applied: number of the newest one-shot that a chunk has applied, of those that came.
         end_calls: calls that wait for the end.
         slot_refused: the broker's last refusal of a control without an index.
     """
@@ -62,6 +63,8 @@ class SessionView:
     have: int = 0
     taken: int = 0
     acked: int = 0
+    acked_bytes: int = 0
+    unacked: deque[int] = field(default_factory=deque)
     ending: m.EndMode | None = None
     ended: bool = False
     failure: Failure | None = None
@@ -70,7 +73,6 @@ class SessionView:
     parked: list[tuple[int, int, Artifact]] = field(default_factory=list)
     asked: dict[int, deque[int]] = field(default_factory=dict)
     submitted: dict[int, float] = field(default_factory=dict)
-    keys: KeyState = field(default_factory=KeyState)
     changes: deque[tuple[KeyState, float]] = field(default_factory=lambda: deque(maxlen=CHANGES_MAX))
     tap_applied: int = 0
     end_calls: list[int] = field(default_factory=list)
@@ -94,25 +96,26 @@ class SessionView:
 
     def note_change(self, keys: KeyState, now: float) -> None:
         """Remember when the keys changed, until a chunk applies it."""
-        self.keys = keys
         self.changes.append((keys, now))
-        self._drop_unseen()
 
     def first_applied(self, chunk: m.Chunk) -> tuple[float, ...]:
-        """When the key events were that this chunk, the newest to come, is the first to apply."""
-        times: list[float] = []
-        while self.changes and self.changes[0][0].revision <= chunk.applied.revision:
-            keys, at = self.changes.popleft()
-            times.append(at)
-            if chunk.applied.source == "tap":
-                self.tap_applied = keys.tap_revision
-        self._drop_unseen()
-        return tuple(times)
+        """When the key events were that this chunk, the newest to come, is the first to apply.
 
-    def _drop_unseen(self) -> None:
-        # With nothing held and no one-shot left the session waits: no chunk will ever show that.
-        if next_from_register(self.keys, self.tap_applied) is None:
-            self.changes.clear()
+        A register that offered nothing while a newer one took its place was shown by no chunk: the session waited, or
+        stood still for less than a chunk. Such an event isn't timed, or a pause of the person would count.
+        """
+        applied: list[tuple[KeyState, float]] = []
+        while self.changes and self.changes[0][0].revision <= chunk.applied.revision:
+            applied.append(self.changes.popleft())
+        offered = [next_from_register(keys, self.tap_applied) is not None for keys, _ in applied]
+        self.tap_applied = max(self.tap_applied, chunk.applied.tap_revision)
+        return tuple(at for place, (_, at) in enumerate(applied) if offered[place] or not any(offered[place:]))
+
+    def acknowledge(self, chunks: int) -> None:
+        """Count all chunks below `chunks` as taken."""
+        for _ in range(chunks - self.acked):
+            self.acked_bytes += self.unacked.popleft()
+        self.acked = chunks
 
     def answered(self, index: int) -> int | None:
         """The call that the broker's next answer for `index` is meant for."""

@@ -22,6 +22,7 @@ from reelwire.messages import Artifact
 from reelwire.spec import Edge, Parameter, StageSpec, StreamSpec, TensorInput
 
 CONTROL = Artifact({"keys": ["w"]})
+WINDOW = m.Credit(2, 1000)
 TIMING = m.ChunkTiming(0.0, 0.0, None, {})
 
 
@@ -29,7 +30,7 @@ class Rig:
     """A core with everything that it did so far."""
 
     def __init__(self) -> None:
-        self.core = ClientCore("0.1.0", "me")
+        self.core = ClientCore("0.1.0", "me", window=WINDOW)
         self.now = 100.0
         self.sent: list[m.ClientMessage] = []
         self.attachments: list[int] = []
@@ -87,10 +88,19 @@ class Rig:
         assert self.done[call].value == "s"
         return self.core.sessions["s"]
 
-    def chunk(self, index: int, source: m.ControlSource = "explicit", revision: int = 0, chunks: int = 5) -> None:
-        """A chunk arrives."""
-        applied = m.Applied(source, CONTROL, revision)
-        self.hear(m.Chunk("s", index, {}, applied, {}, TIMING, index == chunks - 1))
+    def chunk(
+        self,
+        index: int,
+        source: m.ControlSource = "explicit",
+        revision: int = 0,
+        tap: int = 0,
+        chunks: int = 5,
+        nbytes: int = 0,
+    ) -> None:
+        """A chunk of so many bytes arrives; `tap` is the newest one-shot that was consumed by then."""
+        applied = m.Applied(source, CONTROL, revision, tap)
+        outputs = {"frames": Artifact({}, {"frames": tensors.from_array(np.zeros(nbytes, np.uint8))})}
+        self.hear(m.Chunk("s", index, outputs, applied, {}, TIMING, index == chunks - 1))
 
     def take(self) -> int | None:
         """The application asks for the next chunk; its index."""
@@ -101,6 +111,11 @@ class Rig:
     def said(self, kind: type) -> list[Any]:
         """What was sent of that kind, oldest first."""
         return [message for message in self.sent if isinstance(message, kind)]
+
+    @property
+    def acked(self) -> list[int]:
+        """How many chunks each acknowledgement was for, oldest first."""
+        return [message.chunks for message in self.said(m.Ack)]
 
     def error(self, call: int, kind: type[Exception], text: str = "") -> Any:
         """The error that a call was answered with."""

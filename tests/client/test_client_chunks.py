@@ -46,15 +46,15 @@ def test_streaming_19_a_chunk_is_acknowledged_when_the_next_one_is_asked_for(att
     attached.open(chunks=2)
     attached.chunk(0, chunks=2)
     assert attached.take() == 0
-    assert attached.said(m.Ack) == []
+    assert attached.acked == []
     assert attached.take() is None
     assert attached.take() is None
-    assert attached.said(m.Ack) == [m.Ack("s", 1)]
+    assert attached.acked == [1]
     attached.chunk(1, chunks=2)
     assert attached.take() == 1
-    assert attached.said(m.Ack) == [m.Ack("s", 1)]
+    assert attached.acked == [1]
     attached.take()
-    assert attached.said(m.Ack) == [m.Ack("s", 1), m.Ack("s", 2)]
+    assert attached.acked == [1, 2]
 
 
 def test_streaming_12_unread_chunks_are_not_acknowledged(attached: Rig) -> None:
@@ -63,7 +63,7 @@ def test_streaming_12_unread_chunks_are_not_acknowledged(attached: Rig) -> None:
     attached.chunk(0)
     attached.chunk(1)
     attached.tick(0.5)
-    assert attached.said(m.Ack) == []
+    assert attached.acked == []
 
 
 def test_streaming_23_chunks_before_a_failure_are_delivered(attached: Rig) -> None:
@@ -74,7 +74,7 @@ def test_streaming_23_chunks_before_a_failure_are_delivered(attached: Rig) -> No
     attached.hear(m.SessionEnded("s", "failed", Failure("stage", "boom", "make", 2)))
     assert [attached.take() for _ in range(3)] == [0, 1, None]
     assert (view.ended, view.error().args) == (True, ("boom",))
-    assert attached.said(m.Ack) == []
+    assert attached.acked == []
 
 
 # --- times -----------------------------------------------------------------------------------------------------------
@@ -118,9 +118,9 @@ def test_streaming_29_each_key_event_is_timed_to_the_first_chunk_that_applies_it
     attached.now += 0.1
     change(attached, KeyState(2, ("d", "w"), 2, ("d", "w")))
     attached.now += 0.1
-    attached.chunk(0, "tap", 1)
-    attached.chunk(1, "tap", 2)
-    attached.chunk(2, "held", 2)
+    attached.chunk(0, "tap", 1, 1)
+    attached.chunk(1, "tap", 2, 2)
+    attached.chunk(2, "held", 2, 2)
     for _ in range(3):
         attached.take()
     assert [delivery.changes for delivery in attached.delivered] == [(100.0,), (100.1,), ()]
@@ -130,12 +130,12 @@ def test_streaming_29_a_change_that_no_chunk_will_show_is_not_timed(attached: Ri
     """Letting go of everything makes the session wait: the next press must not be charged with that time."""
     attached.open()
     change(attached, KeyState(1, ("w",), 1, ("w",)))
-    attached.chunk(0, "tap", 1)
+    attached.chunk(0, "tap", 1, 1)
     change(attached, KeyState(2, (), 1, ("w",)))
     attached.now += 50.0
     change(attached, KeyState(3, ("a",), 2, ("a",)))
     attached.now += 0.2
-    attached.chunk(1, "tap", 3)
+    attached.chunk(1, "tap", 3, 2)
     attached.take()
     attached.take()
     assert [delivery.changes for delivery in attached.delivered] == [(100.0,), (150.0,)]
@@ -143,13 +143,62 @@ def test_streaming_29_a_change_that_no_chunk_will_show_is_not_timed(attached: Ri
 
 def test_a_release_that_crosses_its_own_one_shot_is_not_timed_either(attached: Rig) -> None:
     """A press and its release come before the chunk that shows the press; nothing will show the release."""
-    view = attached.open()
+    attached.open()
     change(attached, KeyState(1, ("w",), 1, ("w",)))
     change(attached, KeyState(2, (), 1, ("w",)))
-    attached.chunk(0, "tap", 1)
+    attached.chunk(0, "tap", 1, 1)
+    attached.now += 50.0
+    change(attached, KeyState(3, ("a",), 2, ("a",)))
+    attached.chunk(1, "tap", 3, 2)
+    assert [attached.take(), attached.take()] == [0, 1]
+    assert [delivery.changes for delivery in attached.delivered] == [(100.0,), (150.0,)]
+
+
+def test_streaming_15_a_release_shows_in_the_chunk_that_stands_still(attached: Rig) -> None:
+    """Bound when it began, a chunk that was asked for by a key may find it up: the release is timed to that chunk."""
+    attached.open()
+    change(attached, KeyState(1, ("w",), 1, ("w",)))
+    attached.chunk(0, "tap", 1, 1)
+    attached.now += 0.5
+    change(attached, KeyState(2, (), 1, ("w",)))
+    attached.chunk(1, "still", 2, 1)
+    attached.now += 50.0
+    change(attached, KeyState(3, ("w",), 2, ("w",)))
+    attached.chunk(2, "tap", 3, 2)
+    for _ in range(3):
+        attached.take()
+    assert [delivery.changes for delivery in attached.delivered] == [(100.0,), (100.5,), (150.5,)]
+
+
+def test_streaming_15_a_pause_before_a_chunk_that_stands_still_is_not_timed(attached: Rig) -> None:
+    """Released, and much later pressed and taken back before the chunk began: only the later two are its own."""
+    attached.open()
+    change(attached, KeyState(1, ("w",), 1, ("w",)))
+    attached.chunk(0, "tap", 1, 1)
+    change(attached, KeyState(2, (), 1, ("w",)))
+    attached.now += 50.0
+    change(attached, KeyState(3, ("w",), 2, ("w",)))
+    attached.now += 0.1
+    change(attached, KeyState(4, (), 2, ()))
+    attached.chunk(1, "still", 4, 1)
     attached.take()
-    assert attached.delivered[0].changes == (100.0,)
-    assert not view.changes
+    attached.take()
+    assert [delivery.changes for delivery in attached.delivered] == [(100.0,), (150.0, 150.1)]
+
+
+def test_streaming_15_an_early_bound_chunk_does_not_answer_for_a_later_change(attached: Rig) -> None:
+    """Two chunks were bound to the key when a second was pressed: the third is the first that shows it."""
+    attached.open()
+    change(attached, KeyState(1, ("w",), 1, ("w",)))
+    attached.now += 0.1
+    change(attached, KeyState(2, ("d", "w"), 2, ("d", "w")))
+    attached.chunk(0, "tap", 1, 1)
+    attached.chunk(1, "held", 1, 1)
+    attached.chunk(2, "explicit", 0, 1)
+    attached.chunk(3, "tap", 2, 2)
+    for _ in range(4):
+        attached.take()
+    assert [delivery.changes for delivery in attached.delivered] == [(100.0,), (), (), (100.1,)]
 
 
 def test_unanswered_key_events_are_bounded(attached: Rig) -> None:
@@ -172,7 +221,7 @@ def test_streaming_22_a_drain_takes_what_comes_without_being_asked(attached: Rig
     assert attached.said(m.EndSession) == [m.EndSession("s", "drain")]
     attached.chunk(1)
     attached.chunk(2)
-    assert attached.said(m.Ack) == [m.Ack("s", index) for index in (1, 2, 3)]
+    assert attached.acked == [1, 2, 3]
     assert call not in attached.done
     attached.hear(m.SessionEnded("s", "closed"))
     assert attached.done[call].value == "closed"
@@ -188,7 +237,7 @@ def test_streaming_22_a_cancelled_session_delivers_nothing(attached: Rig) -> Non
     assert attached.take() is None
     attached.hear(m.SessionEnded("s", "cancelled"))
     assert attached.done[call].value == "cancelled"
-    assert attached.said(m.Ack) == []
+    assert attached.acked == []
     assert attached.said(m.EndSession) == [m.EndSession("s", "cancel")]
 
 
@@ -209,7 +258,7 @@ def test_a_complete_session_only_has_its_last_chunks_acknowledged(attached: Rig)
     attached.chunk(1, chunks=2)
     call = attached.call(e.End, "s", "drain")
     assert attached.said(m.EndSession) == []
-    assert attached.said(m.Ack) == [m.Ack("s", 2)]
+    assert attached.acked == [2]
     attached.hear(m.SessionEnded("s", "completed"))
     assert attached.done[call].value == "completed"
 

@@ -126,7 +126,7 @@ def test_streaming_32_a_silent_broker_is_lost_after_the_missed_intervals(attache
     attached.error(opening, BrokerUnreachable)
     assert (attached.reconnects, view.state) == (1, "failed")
     assert (attached.take(), attached.take()) == (0, None)
-    assert attached.said(m.Ack) == []
+    assert attached.acked == []
     attached.error(attached.call(e.Open, "k3", "toy", 3), BrokerUnreachable, "is lost")
     attached.attach()
     attached.call(e.Open, "k4", "toy", 3)
@@ -231,6 +231,14 @@ def test_opening_waits_until_the_session_is_ready(attached: Rig) -> None:
     early = attached.call(e.Open, "k2", "toy", 5, wait_ready=False)
     attached.hear(m.SessionOpened("k2", "s2", "token"))
     assert attached.done[early].value == "s2"
+
+
+def test_streaming_15_an_opening_says_when_keys_are_bound_and_at_which_pace(attached: Rig) -> None:
+    """Late and as fast as it goes, unless the application says otherwise."""
+    attached.call(e.Open, "k", "toy", 5)
+    attached.call(e.Open, "k2", "toy", 5, control_binding="early", pace="realtime")
+    said = [(message.control_binding, message.pace) for message in attached.said(m.OpenSession)]
+    assert said == [("late", "asap"), ("early", "realtime")]
 
 
 @pytest.mark.parametrize(

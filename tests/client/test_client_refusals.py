@@ -58,10 +58,11 @@ def test_a_time_to_connect_is_bounded(value: Any) -> None:
 
 
 @pytest.mark.parametrize("value", [0, -1, 1.5, True, None, "1", 2**63 - 1, 10**400])
-def test_the_largest_frame_is_bounded(value: Any) -> None:
-    """A number of bytes that a machine can have."""
-    with pytest.raises(RequestError, match=r"frame_bytes_max: .*accepted: a whole number"):
-        Client("tcp://127.0.0.1:1", frame_bytes_max=value)
+@pytest.mark.parametrize("field", ["frame_bytes_max", "output_credit_chunks", "output_credit_bytes"])
+def test_what_a_client_takes_is_bounded(field: str, value: Any) -> None:
+    """Numbers of bytes and chunks that a machine can have."""
+    with pytest.raises(RequestError, match=rf"{field}: .*accepted: a whole number"):
+        Client("tcp://127.0.0.1:1", **{field: value})
 
 
 @pytest.mark.parametrize(
@@ -75,6 +76,11 @@ def test_the_largest_frame_is_bounded(value: Any) -> None:
         ("image", "toy", {"image": "a\0b.png"}),
         ("tensors", "toy", {"tensors": 5}),
         ("tensors", "toy", {"tensors": [("depth", 1)]}),
+        ("control_binding", "toy", {"control_binding": "sometimes"}),
+        ("control_binding", "toy", {"control_binding": None}),
+        ("control_binding", "toy", {"control_binding": np.ones(2)}),
+        ("pace", "toy", {"pace": "slow"}),
+        ("pace", "toy", {"pace": 16.0}),
     ],
 )
 def test_values_of_another_type_are_refused_by_name(client: Client, field: str, pipeline: Any, given: Any) -> None:

@@ -79,6 +79,22 @@ def test_by_the_wall_clock_the_trace_is_kept_and_checked(tmp_path: Path) -> None
         recipe_of(flags(tmp_path, wall_clock=True, keys="0.5 +x"), WORLD)
 
 
+def test_streaming_15_only_live_keys_are_bound_late_or_early(tmp_path: Path) -> None:
+    """A trace by the wall clock says when; controls by index are bound already, and there the flag is refused."""
+    assert recipe_of(flags(tmp_path, wall_clock=True), WORLD).control_binding == "late"
+    assert recipe_of(flags(tmp_path, wall_clock=True, control_binding="early"), WORLD).control_binding == "early"
+    check_flags(flags(tmp_path, wall_clock=True, control_binding="early"))
+    with pytest.raises(UsageError, match=r"--control-binding is given without --wall-clock.* accepted: "):
+        check_flags(flags(tmp_path, control_binding="late"))
+    with pytest.raises(UsageError, match="--control-binding is given beside --from"):
+        check_flags(flags(tmp_path, parameters={}, control_binding="late", replay=tmp_path / "x.json"))
+
+
+def test_streaming_20_a_replay_may_have_another_pace(tmp_path: Path) -> None:
+    """Frames don't depend on it."""
+    check_flags(flags(tmp_path, parameters={}, pace="realtime", replay=tmp_path / "x.json"))
+
+
 def test_unknown_keys_are_refused_with_the_names_that_there_are(tmp_path: Path) -> None:
     """Aliases are names too."""
     with pytest.raises(RequestError, match=r"keys: line 1: unknown key 'q'.*ArrowUp"):

@@ -42,6 +42,7 @@ def test_a_trace_becomes_a_video_and_its_record(reelwire: Reelwire, lab: str, tm
     assert frames_of(tmp_path / "out.mp4") == FIRST + 2 * NEXT
     record = record_of(tmp_path / "out.mp4")
     assert record["request"]["parameters"]["seed"] == 4
+    assert (record["request"]["pace"], record["request"]["control_binding"]) == ("asap", None)
     assert [entry["keys"] for entry in record["controls"]] == [["w"], ["d", "w"], ["w"]]
     assert {entry["source"] for entry in record["controls"]} == {"explicit"}
     assert record["facts"] == [{"keys": ["w"]}, {"keys": ["d", "w"]}, {"keys": ["w"]}]
@@ -95,9 +96,11 @@ def test_frames_that_differ_from_the_record_are_not_called_the_same(
 
 def test_live_keys_end_with_what_they_asked_for(reelwire: Reelwire, lab: str, tmp_path: Path) -> None:
     """One tap is one chunk; with nothing held after it the session is closed instead of waiting."""
-    ended = lab_stream(reelwire, lab, "--chunks", "50", "--wall-clock", "--keys", "0 tap d", "--json")
+    flags = ("--chunks", "50", "--wall-clock", "--keys", "0 tap d", "--pace", "realtime", "--json")
+    ended = lab_stream(reelwire, lab, *flags)
     assert ended.code == 0, ended.err
     record = record_of(tmp_path / "out.mp4")
+    assert (record["request"]["pace"], record["request"]["control_binding"]) == ("realtime", "late")
     assert [(entry["source"], entry["keys"]) for entry in record["controls"]] == [("tap", ["d"])]
     assert record["result"]["state"] == "closed"
     assert len(record["chunks"][0]["change_to_frame_s"]) == 1

@@ -11,7 +11,7 @@ from ..controls import Control, KeyTrace, controls_for
 from ..errors import RequestError, UsageError
 from ..spec import Plain, StreamSpec
 from .recipe import Recipe, recipe_from
-from .shared import Policy
+from .shared import Binding, Pace, Policy
 
 PIPELINE_DEFAULT = "world"
 KEYS_DEFAULT = "0.0 +w"
@@ -35,6 +35,8 @@ class StreamFlags:
         pipeline: name of the spec.
         replay: a record to make again.
         out: the MP4.
+        control_binding: when live keys become the control of a chunk.
+        pace: whether the stream may run ahead of its own clock.
     """
 
     image: Path | None
@@ -49,6 +51,8 @@ class StreamFlags:
     pipeline: str | None
     replay: Path | None
     out: Path
+    control_binding: Binding | None = None
+    pace: Pace = "asap"
 
 
 def check_flags(flags: StreamFlags) -> None:
@@ -68,6 +72,7 @@ def check_flags(flags: StreamFlags) -> None:
         "keys": flags.keys,
         "poses": flags.poses,
         "wall-clock": flags.wall_clock or None,
+        "control-binding": flags.control_binding,
         "chunks": flags.chunks,
         "frames": flags.frames,
         "pipeline": flags.pipeline,
@@ -75,7 +80,8 @@ def check_flags(flags: StreamFlags) -> None:
     given = [f"--{name}" for name, value in said.items() if value is not None]
     if flags.replay is not None:
         if given:
-            raise UsageError(f"{given[0]} is given beside --from; accepted with --from: an image, --out and --endpoint")
+            accepted = "an image, --out, --pace and --endpoint"
+            raise UsageError(f"{given[0]} is given beside --from; accepted with --from: {accepted}")
         return
     prompt = flags.parameters.get("prompt")
     if prompt is None and "prompt" not in flags.texts and flags.pipeline in (None, PIPELINE_DEFAULT):
@@ -86,6 +92,10 @@ def check_flags(flags: StreamFlags) -> None:
         raise UsageError("--chunks and --frames are both given; accepted: one of them")
     if flags.poses is not None and (flags.keys is not None or flags.wall_clock):
         raise UsageError("--poses is given beside --keys or --wall-clock; accepted: one of them")
+    if flags.control_binding is not None and not flags.wall_clock:
+        raise UsageError(
+            "--control-binding is given without --wall-clock, but only live keys are bound; accepted: both, or neither"
+        )
     if flags.image is None and flags.pipeline in (None, PIPELINE_DEFAULT):
         raise RequestError("image", "is missing; accepted: the path of a picture")
 
@@ -147,7 +157,10 @@ def recipe_of(flags: StreamFlags, spec: StreamSpec) -> Recipe:
     length = chunks or CHUNKS_DEFAULT
     # also with a wall clock, because it refuses unknown keys before anything was started
     controls = tuple(_controls(trace, spec, length))
-    return Recipe(spec.name, flags.image, length, parameters, None if flags.wall_clock else controls, trace)
+    if flags.wall_clock:
+        binding = flags.control_binding or "late"
+        return Recipe(spec.name, flags.image, length, parameters, None, trace, control_binding=binding)
+    return Recipe(spec.name, flags.image, length, parameters, controls, trace)
 
 
 def check_controls(recipe: Recipe, spec: StreamSpec, field: str | None = None) -> None:

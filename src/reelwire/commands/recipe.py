@@ -19,6 +19,7 @@ import numpy as np
 from ..controls import Control, KeyTrace
 from ..errors import RequestError
 from ..spec import Plain
+from .shared import Binding, Pace
 
 FORMAT = "reelwire-stream-1"
 _ACCEPTED = "accepted: the JSON that stands beside an MP4 of `reelwire stream`"
@@ -36,6 +37,7 @@ class Recipe:
         controls: one per chunk, submitted by index; None: `trace` is played by the wall clock.
         trace: the keys as they were given, where they were.
         tensors: arrays of the request besides the image, by name, as nested lists.
+        control_binding: when the keys of a trace that is played live become a chunk's control.
     """
 
     pipeline: str
@@ -45,6 +47,7 @@ class Recipe:
     controls: tuple[Control, ...] | None
     trace: KeyTrace | None = None
     tensors: Mapping[str, Any] = field(default_factory=dict)
+    control_binding: Binding = "late"
 
 
 @dataclass(slots=True)
@@ -65,6 +68,7 @@ class Record:
         versions: of everything that computed.
         timings: the table at the end, by name.
         metrics: the broker's numbers of the session.
+        pace: whether the stream could run ahead of its own clock.
     """
 
     recipe: Recipe
@@ -80,6 +84,7 @@ class Record:
     versions: Mapping[str, Any] = field(default_factory=dict)
     timings: Mapping[str, Any] = field(default_factory=dict)
     metrics: Mapping[str, Any] = field(default_factory=dict)
+    pace: Pace = "asap"
 
     def to_json(self, folder: Path) -> dict[str, Any]:
         """The record as it is written into `folder`."""
@@ -92,6 +97,8 @@ class Record:
                 "chunks": self.recipe.chunks,
                 "parameters": dict(self.recipe.parameters),
                 "tensors": dict(self.recipe.tensors),
+                "pace": self.pace,
+                "control_binding": self.recipe.control_binding if self.recipe.controls is None else None,
             },
             "controls": self.applied,
             "result": {

@@ -24,7 +24,7 @@ from ..controls import Control, KeyTrace
 from ..errors import ReelwireError, SessionError
 from .local import uninterrupted
 from .recipe import Recipe, Record, percentiles, plain_control
-from .shared import plain
+from .shared import Pace, plain
 
 if TYPE_CHECKING:
     from .. import Chunk, Client, Session
@@ -46,6 +46,8 @@ def record_stream(
     picture: NDArray[np.uint8] | None,
     mp4: Path,
     on_chunk: OnChunk = lambda _chunk, _record: None,
+    *,
+    pace: Pace = "asap",
 ) -> Record:
     """Stream a recipe into `mp4`, and write the record beside it.
 
@@ -58,6 +60,7 @@ def record_stream(
         picture: what the recipe's image file holds, uint8 [height, width, 3].
         mp4: the file to write; the record has its name with ``.json``.
         on_chunk: called with every chunk when its frames are written.
+        pace: whether the stream may run ahead of its own clock.
 
     Raises:
         ReelwireError: the session could not be opened, or it failed; then the MP4 and the record hold what was made, as
@@ -65,7 +68,7 @@ def record_stream(
     """
     from ..media import VideoWriter, replacing
 
-    record = Record(recipe, mp4.name, spec.fps, versions=versions(client))
+    record = Record(recipe, mp4.name, spec.fps, versions=versions(client), pace=pace)
     began = time.monotonic()
     failure: Exception | None = None
     try:
@@ -94,7 +97,7 @@ def _write(
     """Open the session and write its chunks; what it failed with, if it did after it was opened."""
     recipe, digest = record.recipe, hashlib.sha256()
     failure: ReelwireError | None = None
-    with _opened(client, recipe, picture) as session:
+    with _opened(client, record, picture) as session:
         record.recipe = replace(recipe, parameters=_given(session.parameters))
         try:
             with contextlib.closing(_chunks(session, recipe)) as chunks:
@@ -139,10 +142,19 @@ def versions(client: Client) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def _opened(client: Client, recipe: Recipe, picture: NDArray[np.uint8] | None) -> Iterator[Session]:
+def _opened(client: Client, record: Record, picture: NDArray[np.uint8] | None) -> Iterator[Session]:
+    recipe = record.recipe
     given: dict[str, Any] = dict(recipe.parameters)
     tensors = {name: np.asarray(value, np.float32) for name, value in recipe.tensors.items()}
-    with client.open_session(recipe.pipeline, image=picture, chunks=recipe.chunks, tensors=tensors, **given) as session:
+    with client.open_session(
+        recipe.pipeline,
+        image=picture,
+        chunks=recipe.chunks,
+        tensors=tensors,
+        control_binding=recipe.control_binding,
+        pace=record.pace,
+        **given,
+    ) as session:
         yield session
 
 

@@ -19,6 +19,10 @@ if TYPE_CHECKING:
 
 Policy = Literal["strict", "truncate"]
 """What to do with a count of frames that doesn't fill whole chunks."""
+Binding = Literal["late", "early"]
+"""When live keys become the control of a chunk: when it begins, or when its turn is fixed."""
+Pace = Literal["asap", "realtime"]
+"""As fast as it goes, or along the media clock."""
 
 WIDTH_MIN = 120
 """Columns of a table that goes to no terminal."""

@@ -8,26 +8,39 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ..errors import RequestError
-from .shared import ConfigFile, Endpoint, Json, Policy, assignments, load_settings, print_json, tell
+from .shared import Binding, ConfigFile, Endpoint, Json, Pace, Policy, assignments, load_settings, print_json, tell
 
 if TYPE_CHECKING:
     from .plan import FirstLook, StreamFlags
     from .recipe import Record
 
 
+_Keys = Annotated[
+    str | None, typer.Option(help='Key trace or a file of one: "0.0 +w; 1.5 -w +d; 2.0 tap l". (default: hold w)')
+]
+_WallClock = Annotated[
+    bool, typer.Option("--wall-clock", help="Play the trace live instead of once per chunk of media time.")
+]
+_ControlBinding = Annotated[
+    Binding | None,
+    typer.Option(help="With --wall-clock: keys as they are when a chunk begins, or ahead of it. (default: late)"),
+]
+_Pace = Annotated[
+    Pace, typer.Option(help="As fast as it goes, or no further ahead of the video's clock than two chunks.")
+]
+_Poses = Annotated[
+    Path | None, typer.Option(help="Folder with poses.npy, intrinsics.npy and maybe action.npy, instead of keys.")
+]
+
+
 def stream(
     image: Annotated[Path | None, typer.Argument(help="The picture that the world starts from.")] = None,
     prompt: Annotated[str | None, typer.Option(help="What the world looks like; `world` needs it.")] = None,
-    keys: Annotated[
-        str | None,
-        typer.Option(help='Key trace or a file of one: "0.0 +w; 1.5 -w +d; 2.0 tap l". (default: hold w)'),
-    ] = None,
-    wall_clock: Annotated[
-        bool, typer.Option("--wall-clock", help="Play the trace live instead of once per chunk of media time.")
-    ] = False,
-    poses: Annotated[
-        Path | None, typer.Option(help="Folder with poses.npy, intrinsics.npy and maybe action.npy, instead of keys.")
-    ] = None,
+    keys: _Keys = None,
+    wall_clock: _WallClock = False,
+    control_binding: _ControlBinding = None,
+    pace: _Pace = "asap",
+    poses: _Poses = None,
     chunks: Annotated[int | None, typer.Option(min=1, help="Length in chunks. (default: 8, or all poses)")] = None,
     frames: Annotated[int | None, typer.Option(help="Length in frames, instead of chunks.")] = None,
     frames_policy: Annotated[
@@ -81,6 +94,8 @@ def stream(
         pipeline=pipeline,
         replay=replay,
         out=out,
+        control_binding=control_binding,
+        pace=pace,
     )
     look = first_look(flags)
     record = _streamed(flags, look, endpoint, config, quiet=as_json)
@@ -109,7 +124,7 @@ def _streamed(flags: StreamFlags, look: FirstLook, endpoint: str | None, config:
         recipe = look.replayed or recipe_of(flags, pipelines[name])
         check_controls(recipe, pipelines[name], "from" if look.replayed else None)
         with stream_bar(name, recipe.chunks, quiet=quiet) as on_chunk:
-            return record_stream(client, pipelines[name], recipe, picture, flags.out, on_chunk)
+            return record_stream(client, pipelines[name], recipe, picture, flags.out, on_chunk, pace=flags.pace)
 
 
 def _report(flags: StreamFlags, look: FirstLook, record: Record, as_json: bool) -> None:
