@@ -83,6 +83,8 @@ def _worker(peer: Peer, now: float) -> dict[str, Plain]:
         "ready": all(actor.is_ready for actor in peer.actors.values()),
         "draining": peer.draining,
         "silent_s": now - peer.heard_at,
+        "shared_memory": peer.memory is not None,
+        "pieces_lent": len(peer.lent),
         "stages": [
             {
                 "pipeline": pipeline,

@@ -305,6 +305,18 @@ def test_a_worker_that_shares_what_it_should_not_fails_that_session(rig: Any) ->
     assert worker.memory.out == {}
 
 
+def test_a_status_says_how_much_is_lent(rig: Any) -> None:
+    """Of each worker: whether it writes shared memory, and how many pieces of it may be read now."""
+    worker = rig.worker(memory=True)
+    client = rig.client()
+    client.submit(client.open(chunks=9), 0)
+    worker.make("encode", "denoise")
+    rig.turn()
+    rig.worker("plain")
+    shown = {one["name"]: (one["shared_memory"], one["pieces_lent"]) for one in rig.core.status()["workers"]}
+    assert shown == {"w": (True, len(worker.memory.out)), "plain": (False, 0)}
+
+
 def test_a_lost_producer_is_told_nothing_and_its_readers_end(rig: Any) -> None:
     """Its sessions fail; a new attachment begins with nothing lent."""
     worker = rig.worker(memory=True)
