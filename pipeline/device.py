@@ -11,9 +11,12 @@ and a float32 VAE less exact than the same one on a CPU, so `exact_arithmetic` t
 from __future__ import annotations
 
 import contextlib
+import importlib.metadata
+import platform
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -41,6 +44,41 @@ def exact_arithmetic() -> None:
     torch.backends.cudnn.allow_tf32 = False
     torch.backends.cudnn.benchmark = False
     torch.backends.cudnn.deterministic = True
+
+
+def arithmetic(device: torch.device, *packages: str) -> dict[str, Any]:
+    """What decides, beside code and inputs, which bits a computation gives: kind of device, versions, torch's choices.
+
+    Args:
+        device: where it is computed.
+        packages: distributions besides torch that take part; None stands for the version of one that doesn't say.
+    """
+    decides: dict[str, Any] = {name: _version(name) for name in packages}
+    decides["torch"] = torch.__version__
+    if device.type != "cuda":
+        return {**decides, "machine": platform.machine(), "cpu": torch.backends.cpu.get_cpu_capability()}
+    kind: Any = torch.cuda.get_device_properties(device)
+    choices: Any = torch.backends.cuda  # some functions of both carry no types
+    cudnn: Any = torch.backends.cudnn
+    return {
+        **decides,
+        "device": [kind.name, kind.major, kind.minor, kind.multi_processor_count],
+        "cuda": torch.version.cuda,
+        "cudnn": cudnn.version(),
+        "attention": [
+            choices.flash_sdp_enabled(),
+            choices.mem_efficient_sdp_enabled(),
+            choices.math_sdp_enabled(),
+            choices.cudnn_sdp_enabled(),
+        ],
+    }
+
+
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
 
 
 class Lane:

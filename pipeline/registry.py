@@ -40,8 +40,10 @@ WORLD_OPTIONS: Mapping[str, str] = {
     "control": "cam or act; of a checkpoint whatever it takes",
     "dtype": "what a checkpoint's DiT computes in",
     "condition_constant": "on, or off: encode every chunk, also where that is known to change nothing",
+    "latent_cache_bytes": "memory for latents that sessions with the same beginning share; 0: none",
 }
 """Options of the built-in pipeline ``world``."""
+_CACHE_BYTES_MAX = 1 << 50
 _FORMS = "a built-in name ({}), path/to/file.py:object, or package.module:object"
 
 
@@ -75,7 +77,7 @@ def load(
 
 def _world(options: Mapping[str, str]) -> Pipeline:
     _check_installed("world", _WORLD_NEEDS)
-    from .world.pipeline import WorldPipeline
+    from .world.pipeline import LATENT_CACHE_BYTES, WorldPipeline
 
     for name in options:
         if name not in WORLD_OPTIONS:
@@ -83,6 +85,9 @@ def _world(options: Mapping[str, str]) -> Pipeline:
     return replace(
         WorldPipeline.of(_world_config(options)),
         condition_constant=_switch("condition_constant", options.get("condition_constant", "on")),
+        latent_cache_bytes=_integer(
+            "latent_cache_bytes", options.get("latent_cache_bytes", str(LATENT_CACHE_BYTES)), 0, _CACHE_BYTES_MAX
+        ),
     )
 
 

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from typing import Any
 
+import structlog
 import torch
+from torch import Tensor
 
 from ..device import Lane
 from ..sessions import Sessions
@@ -13,12 +17,14 @@ from ..stage import Initialized, StageResult, Values
 from .config import WorldConfig
 from .control import Steering, SteeringState, steer
 from .dit import WorldDiT, session_bytes
-from .dit_blocks import SessionCaches
+from .dit_blocks import ChunkInputs, SessionCaches
 from .geometry import Geometry
 from .kv_cache import CacheLimits
+from .latent_cache import LatentStore
+from .latent_key import first_link, next_link
 from .noise import NoiseSource, SeededNoise
 from .request import WorldRequest
-from .rollout import denoise_chunk
+from .rollout import denoise_chunk, write_cache
 from .sampler import Step
 from .sizes import denoise_bytes
 from .stream import LATENTS_MAX
@@ -29,23 +35,32 @@ LatentShape = tuple[int, int, int, int, int]
 
 @dataclass(slots=True)
 class _Denoising:
+    """One session. `link` is that of the chunk before in the chain of keys; None: its latents are neither kept nor known."""
+
     model: WorldDiT
     caches: SessionCaches
     steps: tuple[Step, ...]
+    shape: LatentShape
     noise: NoiseSource
     steering: Steering
     state: SteeringState
+    link: bytes | None
     due: int = 0
 
 
 class DenoiseStage:
     """Makes the latent of a chunk from noise, its condition and its control, and writes it into the session's cache.
 
+    A latent that was made before from the same beginning, in whatever session, is taken from `latents`. Then no denoising
+    step runs, only the clean pass that writes the key/value cache, so that all that follows has the bits it would have had.
+
     Args:
         config: of the model.
         models: the DiT in each dtype that a request may ask for, made when it is first needed.
         lane: where they are.
         noise: where a session gets its noise, from its seed, the shape of a chunk's latent, and the device.
+        weights: what tells the weights of the DiT from others.
+        latents: where latents are kept; None: nowhere.
     """
 
     def __init__(
@@ -54,15 +69,25 @@ class DenoiseStage:
         models: Callable[[torch.dtype], WorldDiT],
         lane: Lane,
         noise: Callable[[int, LatentShape, torch.device], NoiseSource] = SeededNoise,
+        *,
+        weights: str = "",
+        latents: LatentStore | None = None,
     ) -> None:
         """Make the model of the default dtype; start with no session."""
         self._config = config
         self._make = models
         self._lane = lane
         self._noise = noise
+        self._weights = weights
+        self._latents = latents
         self._models: dict[torch.dtype, WorldDiT] = {}
         self._sessions = Sessions[_Denoising]()
         self._model(config.dtypes[0])
+
+    @property
+    def latents(self) -> LatentStore | None:
+        """Where latents are kept; all sessions that live here share it, one call at a time."""
+        return self._latents
 
     @property
     def session_bytes(self) -> int:
@@ -95,15 +120,18 @@ class DenoiseStage:
             model = self._model(asked.dtype)
             layout = asked.limits.layout(geometry.frame_tokens, asked.latent_frames)
             caches = model.open_session(handed["prompt_embeds"], layout)
+        link = self._first_link(model, caches, asked, handed.get("source_digest"))
         self._sessions.open(
             session,
             _Denoising(
                 model=model,
                 caches=caches,
                 steps=asked.steps,
+                shape=shape,
                 noise=self._noise(asked.seed, shape, device),
                 steering=Steering(self._config.control, asked.camera, chunk_size, self._config.keyboard, str(device)),
                 state=SteeringState(),
+                link=link,
             ),
         )
         return Initialized(cache_bytes=caches.cache_bytes)
@@ -119,7 +147,8 @@ class DenoiseStage:
     ) -> StageResult:
         """Denoise a chunk: latent [1, 16, chunk, h, w], float32.
 
-        The fact ``pose`` is the camera-to-world matrix at the end of the chunk, as 4 rows of 4 numbers.
+        The fact ``pose`` is the camera-to-world matrix at the end of the chunk, as 4 rows of 4 numbers; the fact
+        ``latent_cached``, which is there only when it is true, says that the latent was known.
 
         Raises:
             RuntimeError: another chunk is due.
@@ -129,17 +158,67 @@ class DenoiseStage:
         held = self._sessions[session]
         if index != held.due:
             raise RuntimeError(f"chunk {index} was to be denoised, chunk {held.due} is due")
+        facts: dict[str, Any] = {}
         with self._lane.work():
             steered = steer(held.steering, held.state, inputs["control"])
             condition = self._lane.take(inputs["condition"]["condition"])
             chunk = held.model.prepare(index, condition, steered.tensor)
-            latent = self._lane.give(denoise_chunk(held.model, held.caches, chunk, held.steps, held.noise))
-        held.state, held.due = steered.state, index + 1
-        return StageResult(outputs={"latent": {"latent": latent}}, facts={"pose": steered.pose.tolist()})
+            key = self._key(held, chunk, inputs["control"])
+            latent = self._known(key, held.shape)
+            if latent is None:
+                latent = self._lane.give(denoise_chunk(held.model, held.caches, chunk, held.steps, held.noise))
+                self._keep(key, latent)
+            else:
+                write_cache(held.model, held.caches, chunk, self._lane.take(latent))
+                facts["latent_cached"] = True
+        held.state, held.link, held.due = steered.state, key, index + 1
+        facts["pose"] = steered.pose.tolist()
+        return StageResult(outputs={"latent": {"latent": latent}}, facts=facts)
 
     def release(self, session: str) -> None:
         """Drop a session's caches."""
         self._sessions.close(session)
+
+    def _first_link(self, model: WorldDiT, caches: SessionCaches, asked: WorldRequest, source: Any) -> bytes | None:
+        if self._latents is None or not self._weights or not isinstance(source, bytes):
+            return None
+        with self._guarded("key"):
+            return first_link(self._config, self._weights, model, caches.rolling, asked, source)
+        return None
+
+    def _key(self, held: _Denoising, chunk: ChunkInputs, control: Values) -> bytes | None:
+        if held.link is None:
+            return None
+        slots = held.caches.rolling.advance(chunk.start, chunk.tokens)
+        with self._guarded("key"):
+            return next_link(held.link, control, slots)
+        return None
+
+    def _known(self, key: bytes | None, shape: LatentShape) -> Tensor | None:
+        if self._latents is None or key is None:
+            return None
+        with self._guarded("get"):
+            latent = self._latents.get(key)
+            if latent is not None and (latent.shape != shape or latent.dtype != torch.float32):
+                raise ValueError(f"what is kept is {latent.dtype} {list(latent.shape)}, a latent is {list(shape)}")
+            return latent
+        return None
+
+    def _keep(self, key: bytes | None, latent: Tensor) -> None:
+        if self._latents is not None and key is not None:
+            with self._guarded("put"):
+                self._latents.put(key, latent)
+
+    @contextmanager
+    def _guarded(self, call: str) -> Iterator[None]:
+        """A cache that fails costs time, never a chunk; what it holds may be what there is too much of."""
+        try:
+            yield
+        except Exception as error:  # noqa: BLE001  whatever it is
+            structlog.get_logger().warning("latent_cache_failed", call=call, error=f"{type(error).__name__}: {error}")
+            if self._latents is not None:
+                with suppress(Exception):
+                    self._latents.clear()
 
     def _asked(self, chunks: int, request: Values, handed: Values) -> WorldRequest:
         return WorldRequest.of(self._config, chunks, request, handed["image_height"], handed["image_width"])

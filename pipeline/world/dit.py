@@ -20,7 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from reelwire.kernels.attention import BackendChoice
+from reelwire.kernels.attention import Backend, BackendChoice, choose_backend
 
 from ..wan.blocks import feed_forward, linear_float32, patchify, rotary_table, timestep_embedding, unpatchify
 from .dit_blocks import Block, ChunkInputs, Head, Pair, SessionCaches
@@ -59,6 +59,13 @@ class WorldDiT(nn.Module):
     def device(self) -> torch.device:
         """Where the weights are."""
         return self.patch_embedding.weight.device
+
+    @property
+    def attention_backend(self) -> Backend:
+        """The attention backend that computes, for this device and dtype."""
+        choice = self._layers()[0].self_attn.backend
+        probe = torch.empty(1, 1, 1, self.config.head_dim, dtype=self.dtype, device=self.device)
+        return choose_backend(probe) if choice == "auto" else choice
 
     def frame_tokens(self, height: int, width: int) -> int:
         """Tokens of one latent frame of `height` x `width`."""

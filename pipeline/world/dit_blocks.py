@@ -52,6 +52,11 @@ class ChunkInputs:
     control: tuple[Pair, ...]
     rotation: Rotation
 
+    @property
+    def tokens(self) -> int:
+        """Tokens of the chunk."""
+        return self.rotation.cos.shape[0]
+
 
 class Block(nn.Module):
     """Self-attention, control, prompt, feed-forward."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Protocol
+from typing import Any, Protocol
 
 from torch import Tensor
 
@@ -16,6 +16,7 @@ from ..wan.vae import VaeEncoder
 from .condition import ConditionStream, Constants
 from .config import WorldConfig
 from .geometry import check_image, image_to_tensor
+from .latent_key import source_digest
 from .request import WorldRequest
 from .sizes import encode_bytes
 
@@ -36,17 +37,26 @@ class EncodeStage:
         encoder: the VAE's encoder.
         prompts: the prompt encoder.
         lane: where both are.
+        weights: what tells the weights of both from others; without it sessions have no ``source_digest``.
         settle: find out from which chunk on a session's condition is constant, and say so; False: encode every chunk.
     """
 
     def __init__(
-        self, config: WorldConfig, encoder: VaeEncoder, prompts: Prompts, lane: Lane, *, settle: bool = True
+        self,
+        config: WorldConfig,
+        encoder: VaeEncoder,
+        prompts: Prompts,
+        lane: Lane,
+        *,
+        weights: str = "",
+        settle: bool = True,
     ) -> None:
         """Start with no session."""
         self._config = config
         self._encoder = encoder
         self._prompts = prompts
         self._lane = lane
+        self._weights = weights
         self._constants = Constants() if settle else None
         self._sessions = Sessions[ConditionStream]()
 
@@ -80,14 +90,17 @@ class EncodeStage:
     ) -> Initialized:
         """Check the whole request, embed the prompt, and make the feature cache.
 
-        Hands out ``prompt_embeds`` [1, text_len, text_dim] float32, and the sizes ``height``, ``width``,
-        ``image_height``, ``image_width``.
+        Hands out ``prompt_embeds`` [1, text_len, text_dim] float32, the sizes ``height``, ``width``, ``image_height``,
+        ``image_width``, and ``source_digest``, which tells all that comes from here from what others may get.
 
         Raises:
             RequestError: the request can't be served.
         """
         image, asked = self._asked(chunks, request)
         height, width = asked.geometry.height, asked.geometry.width
+        digest = None
+        if self._weights:
+            digest = source_digest(self._config, self._weights, self._lane.device, image, asked.prompt)
         with self._lane.work():
             picture = self._lane.take(image_to_tensor(image, height, width))
             stream = ConditionStream(self._encoder, picture[None], self._config.chunk_size, self._constants)
@@ -97,14 +110,17 @@ class EncodeStage:
             except BaseException:
                 self._sessions.close(session)
                 raise
+        given: dict[str, Any] = {
+            "prompt_embeds": embeds,
+            "height": height,
+            "width": width,
+            "image_height": int(image.shape[0]),
+            "image_width": int(image.shape[1]),
+        }
+        if digest is not None:
+            given["source_digest"] = digest
         return Initialized(
-            handed={
-                "prompt_embeds": embeds,
-                "height": height,
-                "width": width,
-                "image_height": int(image.shape[0]),
-                "image_width": int(image.shape[1]),
-            },
+            handed=given,
             cache_bytes=encode_bytes(self._config, height, width),
         )
 

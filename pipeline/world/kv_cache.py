@@ -133,6 +133,7 @@ class RollingCache:
         self, layout: CacheLayout, *, layers: int, heads: int, head_dim: int, dtype: torch.dtype, device: torch.device
     ) -> None:
         self.layout = layout
+        self.heads = heads
         self.global_end = 0
         self.local_end = 0
         self._sink = min(layout.sink, layout.capacity)
@@ -147,8 +148,15 @@ class RollingCache:
         """Memory that the cache holds, from its first chunk to its last."""
         return self._k.nbytes + self._v.nbytes
 
+    @property
+    def layer_bytes(self) -> int:
+        """How far apart the keys of two layers lie in memory."""
+        return self._k[0].nbytes
+
     def advance(self, start: int, count: int) -> Slots:
         """Make room for the tokens [start, start + count) of the session; called once per forward, before any layer.
+
+        Called again for the same tokens, it moves nothing and gives the same slots.
 
         Raises:
             RuntimeError: the tokens don't fit (more than the capacity, or past the end of a cache that doesn't evict),

@@ -18,7 +18,10 @@ if TYPE_CHECKING:
 
     from .decode_stage import DecodeStage
     from .denoise_stage import DenoiseStage
+    from .dit import WorldDiT
     from .encode_stage import EncodeStage
+
+LATENT_CACHE_BYTES = 1 << 30
 
 
 @dataclass(slots=True)
@@ -31,12 +34,15 @@ class WorldPipeline:
         array_library: stages take and give CPU tensors.
         condition_constant: whether encode finds out from when on a session's condition is constant; the bits are the
             same without.
+        latent_cache_bytes: memory that denoise may take to keep latents for sessions with the same beginning, in bytes;
+            0: none. The bits are the same with any.
     """
 
     config: WorldConfig
     spec: StreamSpec
     array_library: Literal["numpy", "torch"] = "torch"
     condition_constant: bool = True
+    latent_cache_bytes: int = LATENT_CACHE_BYTES
 
     @classmethod
     def of(cls, config: WorldConfig) -> WorldPipeline:
@@ -83,20 +89,24 @@ class WorldPipeline:
             text = text_network(self.config.text)
             fill_seeded(text, self._seed, by_fan_in)
             prompts = PromptEncoder(byte_tokenizer(), text.to(lane.device), self.config.text.text_len)
-        return EncodeStage(self.config, encoder, prompts, lane, settle=self.condition_constant)
+        weights, settle = self._weights_identity(), self.condition_constant
+        return EncodeStage(self.config, encoder, prompts, lane, weights=weights, settle=settle)
 
     def _denoise(self, device: str) -> DenoiseStage:
         from ..device import Lane
         from .denoise_stage import DenoiseStage
         from .dit import random_world_dit
+        from .latent_cache import LatentCache
 
         lane, checkpoint, config = Lane(device), self.config.checkpoint, self.config.dit
-        if checkpoint is not None:
-            return DenoiseStage(self.config, lambda dtype: checkpoint.world_dit(config, dtype, lane.device), lane)
-        seed = self._seed
-        return DenoiseStage(
-            self.config, lambda dtype: random_world_dit(config, seed, dtype=dtype, device=lane.device), lane
-        )
+
+        def model(dtype: torch.dtype) -> WorldDiT:
+            if checkpoint is not None:
+                return checkpoint.world_dit(config, dtype, lane.device)
+            return random_world_dit(config, self._seed, dtype=dtype, device=lane.device)
+
+        latents = LatentCache(self.latent_cache_bytes) if self.latent_cache_bytes else None
+        return DenoiseStage(self.config, model, lane, weights=self._weights_identity(), latents=latents)
 
     def _decode(self, device: str) -> DecodeStage:
         from ..device import Lane
@@ -110,6 +120,10 @@ class WorldPipeline:
     def _seed(self) -> int:
         assert self.config.weights_seed is not None
         return self.config.weights_seed
+
+    def _weights_identity(self) -> str:
+        checkpoint = self.config.checkpoint
+        return f"seed {self._seed}" if checkpoint is None else f"checkpoint {checkpoint.fingerprint()}"
 
     def _vae(self, device: torch.device) -> nn.Module:
         from ..wan.seeded import fill_seeded, smooth_pictures

@@ -25,9 +25,10 @@ def test_the_world_model_is_built_in() -> None:
     other = registry.load("world", {"model": "tiny", "chunk_size": "1", "control": "act"})
     assert isinstance(other, WorldPipeline)
     assert (other.spec.frames_next, other.config.control) == (4, "act")
-    plain = registry.load("world", {"condition_constant": "off"})
+    plain = registry.load("world", {"condition_constant": "off", "latent_cache_bytes": "0"})
     assert isinstance(plain, WorldPipeline)
     assert (made.condition_constant, plain.condition_constant) == (True, False)
+    assert (made.latent_cache_bytes, plain.latent_cache_bytes) == (1 << 30, 0)
     assert plain.spec == made.spec
 
 
@@ -39,6 +40,7 @@ def test_the_world_model_is_built_in() -> None:
         ({"control": "keys"}, "control", "accepted: cam, act"),
         ({"chunk_size": "three"}, "chunk_size", "an integer from 1"),
         ({"condition_constant": "maybe"}, "condition_constant", "accepted: on, off"),
+        ({"latent_cache_bytes": "1 GiB"}, "latent_cache_bytes", "accepted: an integer from 0"),
         ({"colour": "red"}, "colour", "accepted: model, checkpoint, transformer"),
     ],
 )

@@ -28,8 +28,9 @@ def small(config: WorldConfig) -> WorldConfig:
     return replace(config, area=32 * 48)
 
 
-def built(config: WorldConfig) -> Stages:
-    pipeline = WorldPipeline.of(config)
+def built(config: WorldConfig, **settings: Any) -> Stages:
+    """The stages, without a latent cache if none is asked for: what is to be compared is computed anew."""
+    pipeline = replace(WorldPipeline.of(config), **{"latent_cache_bytes": 0, **settings})
     return {name: pipeline.build(name, "cpu") for name in ORDER}
 
 
@@ -136,6 +137,33 @@ def test_a_session_does_not_notice_its_neighbours(stages: Stages) -> None:
     finally:
         released(stages, "a")
         released(stages, "b")
+
+
+def test_streaming_28_known_latents_change_no_byte(stages: Stages) -> None:
+    """With a latent cache, a second session with the same beginning finds it, and all of it has a cold run's bits."""
+    cached = built(small(tiny()), latent_cache_bytes=1 << 20)
+    path = torch.eye(4).repeat(3, 1, 1)
+    path[:, 0, 3] = torch.tensor([0.1, 0.2, 0.4])
+    begin: list[dict[str, Any]] = [{"keys": ["w", "l"]}, {"poses": path, "translation_norm": 0.4}]
+    for session, end, known in (("a", ["w"], 0), ("b", ["s"], 2), ("c", ["w"], 3)):
+        controls = [*begin, {"keys": end, "reset_pose": True}]
+        ours, expected = ran(cached, session, controls), ran(stages, session, controls)
+        assert [made["facts"].pop("latent_cached", False) for made in ours] == [at < known for at in range(CHUNKS)]
+        for one, other in zip(ours, expected, strict=True):
+            assert one["facts"] == other["facts"]
+            for name in ("condition", "latent", "frames"):
+                assert torch.equal(one[name], other[name])
+
+
+def test_streaming_28_another_picture_or_prompt_finds_nothing() -> None:
+    """Denoise sees neither picture nor text weights; encode tells it by a digest."""
+    cached = built(small(tiny()), latent_cache_bytes=1 << 20)
+    ran(cached, "a")
+    picture = request_of()["image"].clone()
+    picture[29, 49, 2] ^= 1
+    for given in ({"image": picture}, {"prompt": "a stone bridge."}):
+        assert not any("latent_cached" in made["facts"] for made in ran(cached, "b", **given))
+    assert all(made["facts"]["latent_cached"] for made in ran(cached, "c"))
 
 
 def test_a_released_session_leaves_nothing(stages: Stages) -> None:
