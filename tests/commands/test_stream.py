@@ -178,3 +178,23 @@ def test_ctrl_c_keeps_the_video_so_far(lab: str, tmp_path: Path, number: signal.
     record = record_of(tmp_path / "out.mp4")
     assert record["result"]["state"] == "stopped"
     assert frames_of(tmp_path / "out.mp4") == record["result"]["frames"] in (FIRST, FIRST + NEXT)
+
+
+def test_a_timeline_is_drawn_beside_the_video(reelwire: Reelwire, lab: str, tmp_path: Path) -> None:
+    """A picture and a trace with every chunk of the stream; the table names the picture."""
+    ended = lab_stream(reelwire, lab, "--chunks", "3", "--timeline", "when.png")
+    assert ended.code == 0, ended.err
+    assert "when.png" in ended.out
+    assert (tmp_path / "when.png").read_bytes().startswith(b"\x89PNG")
+    names = {event["name"] for event in json.loads((tmp_path / "when.trace.json").read_text())["traceEvents"]}
+    assert {f"{name} {index}" for name in ("control", "mix", "draw", "show", "commit") for index in range(3)} <= names
+
+
+@pytest.mark.parametrize(
+    ("path", "reason"), [("when.jpg", "ends in .png"), ("nowhere/when.png", "the folder nowhere is not there")]
+)
+def test_a_timeline_that_cannot_be_written_is_refused_first(here: Reelwire, path: str, reason: str) -> None:
+    """Before anybody is asked for anything."""
+    ended = here("stream", "--pipeline", "lab", "--timeline", path)
+    assert ended.code == 2
+    assert reason in ended.sentence()

@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from ..workers.supervisor import Supervisor
     from .plan import StreamFlags
     from .recipe import Record
-    from .recording import OnChunk
 
 PICTURE = "launch_pad.jpg"
 PROMPT = "a launch pad at dusk, floodlights, a clear sky"
@@ -86,7 +85,7 @@ def _run(
     from ..timeline import save_timeline
     from .plan import recipe_of
     from .progress import stream_bar
-    from .recording import record_stream
+    from .recording import both, record_stream
 
     shown: list[tuple[NDArray[np.uint8], float, str]] = []
     timings: list[tuple[int, ChunkTiming]] = []
@@ -107,7 +106,7 @@ def _run(
                 spec = client.pipelines["world"]
                 recipe = recipe_of(flags, spec)
                 with stream_bar("world", chunks, quiet=quiet) as on_chunk:
-                    record = record_stream(client, spec, recipe, picture, flags.out, _both(keep, on_chunk))
+                    record = record_stream(client, spec, recipe, picture, flags.out, both(keep, on_chunk))
                 changes = live_changes(client, picture, seed) if record.state == "completed" else []
             memory = peak_memory({"this process": os.getpid(), **supervisor.pids()})
     if shown:
@@ -151,14 +150,6 @@ def _flags(picture: Path, mp4: Path, chunks: int, seed: int) -> StreamFlags:
         replay=None,
         out=mp4,
     )
-
-
-def _both(first: OnChunk, second: OnChunk) -> OnChunk:
-    def both(chunk: Chunk, record: Record) -> None:
-        first(chunk, record)
-        second(chunk, record)
-
-    return both
 
 
 @contextlib.contextmanager

@@ -37,6 +37,7 @@ class StreamFlags:
         out: the MP4.
         control_binding: when live keys become the control of a chunk.
         pace: whether the stream may run ahead of its own clock.
+        timeline: the picture to draw of it.
     """
 
     image: Path | None
@@ -53,6 +54,7 @@ class StreamFlags:
     out: Path
     control_binding: Binding | None = None
     pace: Pace = "asap"
+    timeline: Path | None = None
 
 
 def check_flags(flags: StreamFlags) -> None:
@@ -66,6 +68,7 @@ def check_flags(flags: StreamFlags) -> None:
         raise RequestError("out", f"{flags.out} is no name of an MP4; accepted: a path that ends in .mp4")
     if not flags.out.parent.is_dir():
         raise RequestError("out", f"the folder {flags.out.parent} is not there; accepted: a folder that exists")
+    _check_timeline(flags.timeline)
     said: dict[str, Any] = {
         **flags.parameters,
         "set": flags.texts or None,
@@ -230,6 +233,13 @@ def typed(spec: StreamSpec, texts: Mapping[str, str]) -> dict[str, Plain]:
     return {
         name: convert(name, types[kinds[name]], text, origin) if name in kinds else text for name, text in texts.items()
     }
+
+
+def _check_timeline(path: Path | None) -> None:
+    if path is not None and path.suffix.lower() != ".png":
+        raise RequestError("timeline", f"{path} is no name of a picture; accepted: a path that ends in .png")
+    if path is not None and not path.parent.is_dir():
+        raise RequestError("timeline", f"the folder {path.parent} is not there; accepted: a folder that exists")
 
 
 def _controls(trace: KeyTrace, spec: StreamSpec, chunks: int) -> list[Control]:

@@ -126,6 +126,16 @@ def _given(parameters: Mapping[str, Plain]) -> dict[str, Plain]:
     return {name: value for name, value in parameters.items() if value is not None}
 
 
+def both(first: OnChunk, second: OnChunk) -> OnChunk:
+    """Call one after the other."""
+
+    def called(chunk: Chunk, record: Record) -> None:
+        first(chunk, record)
+        second(chunk, record)
+
+    return called
+
+
 def versions(client: Client) -> dict[str, Any]:
     """Versions of what made the frames: here, at the broker, and at each worker."""
     state = client.status()

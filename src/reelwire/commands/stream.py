@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,8 +13,11 @@ from ..errors import RequestError
 from .shared import Binding, ConfigFile, Endpoint, Json, Pace, Policy, assignments, load_settings, print_json, tell
 
 if TYPE_CHECKING:
+    from ..parts import ChunkTiming
+    from ..spec import StreamSpec
     from .plan import FirstLook, StreamFlags
     from .recipe import Record
+    from .recording import OnChunk
 
 
 _Keys = Annotated[
@@ -30,6 +35,9 @@ _Pace = Annotated[
 ]
 _Poses = Annotated[
     Path | None, typer.Option(help="Folder with poses.npy, intrinsics.npy and maybe action.npy, instead of keys.")
+]
+_Timeline = Annotated[
+    Path | None, typer.Option(help="A PNG to draw of when each chunk passed what; a trace file goes beside it.")
 ]
 
 
@@ -60,6 +68,7 @@ def stream(
         Path | None, typer.Option("--from", help="Make it again from the JSON that stands beside an MP4.")
     ] = None,
     out: Annotated[Path, typer.Option(help="The MP4 to write; the record goes beside it.")] = Path("world.mp4"),
+    timeline: _Timeline = None,
     endpoint: Endpoint = None,
     config: ConfigFile = None,
     as_json: Json = False,
@@ -96,6 +105,7 @@ def stream(
         out=out,
         control_binding=control_binding,
         pace=pace,
+        timeline=timeline,
     )
     look = first_look(flags)
     record = _streamed(flags, look, endpoint, config, quiet=as_json)
@@ -108,7 +118,7 @@ def _streamed(flags: StreamFlags, look: FirstLook, endpoint: str | None, config:
     from .local import stopped_by_signals
     from .plan import check_controls, recipe_of
     from .progress import stream_bar
-    from .recording import record_stream
+    from .recording import both, record_stream
 
     name = look.pipeline
     picture = None if look.image is None else load_image(look.image)
@@ -121,10 +131,27 @@ def _streamed(flags: StreamFlags, look: FirstLook, endpoint: str | None, config:
             raise RequestError(
                 "pipeline", f"{name!r} is unknown; accepted: {', '.join(sorted(pipelines)) or 'none yet'}"
             )
-        recipe = look.replayed or recipe_of(flags, pipelines[name])
-        check_controls(recipe, pipelines[name], "from" if look.replayed else None)
-        with stream_bar(name, recipe.chunks, quiet=quiet) as on_chunk:
-            return record_stream(client, pipelines[name], recipe, picture, flags.out, on_chunk, pace=flags.pace)
+        spec = pipelines[name]
+        recipe = look.replayed or recipe_of(flags, spec)
+        check_controls(recipe, spec, "from" if look.replayed else None)
+        with stream_bar(name, recipe.chunks, quiet=quiet) as moved, _timed(flags, spec) as timed:
+            return record_stream(client, spec, recipe, picture, flags.out, both(moved, timed), pace=flags.pace)
+
+
+@contextmanager
+def _timed(flags: StreamFlags, spec: StreamSpec) -> Iterator[OnChunk]:
+    """Note when the chunks passed what, and draw it at the end, whatever that is."""
+    from ..timeline import save_timeline
+
+    noted: list[tuple[int, ChunkTiming]] = []
+    try:
+        yield lambda chunk, _record: noted.append((chunk.index, chunk.timing))
+    finally:
+        if flags.timeline is not None and noted:
+            try:
+                save_timeline(flags.timeline, spec, noted, flags.out.stem)
+            except OSError as error:
+                raise RequestError("timeline", f"{flags.timeline} can't be written ({error.strerror})") from None
 
 
 def _report(flags: StreamFlags, look: FirstLook, record: Record, as_json: bool) -> None:
@@ -136,6 +163,8 @@ def _report(flags: StreamFlags, look: FirstLook, record: Record, as_json: bool) 
         print_json({**record.to_json(flags.out.parent), "same_frames": same})
     elif record.chunks:
         rows = [("video", str(flags.out)), ("record", str(flags.out.with_suffix(".json")))]
+        if flags.timeline is not None:
+            rows.append(("timeline", str(flags.timeline)))
         if same is not None:
             rows.append(("same frames as the record", "yes" if same else "no"))
         print_summary(record, rows)
