@@ -43,6 +43,21 @@ def schedule(
 
 
 @bench.command()
+def broker(
+    sessions: Annotated[str, typer.Option(help="How many at once, one after the other.")] = "1,8,64,256,1024",
+    rounds: Annotated[int, typer.Option(min=1, help="Turns of broker and forwarder for each of them.")] = 3,
+    seconds: Annotated[float, typer.Option(min=0.05, help="Length of a turn.")] = 1.5,
+    path: Csv = None,
+    as_json: Json = False,
+) -> None:
+    """Chunks a second that the broker serves and what it computes for each, beside a bare forwarder."""
+    from .bench_broker import Plan, counts, run
+    from .bench_report import publish
+
+    publish(run(Plan(counts(sessions), rounds, seconds)), as_json=as_json, path=path)
+
+
+@bench.command()
 def payload(
     rounds: Annotated[int, typer.Option(min=1, help="How often each size crosses, each way.")] = 200,
     path: Csv = None,
