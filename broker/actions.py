@@ -7,19 +7,23 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from reelwire.messages import FromBroker
-from reelwire.wire import Limits
+from reelwire.wire import Limits, Packed
 
 Level = Literal["debug", "info", "warning", "error"]
 
 
 @dataclass(frozen=True, slots=True)
 class Send:
-    """Send a message to a connection that takes `limits`, in an envelope with the attachment number."""
+    """Send a message to a connection that takes `limits`, in an envelope with the attachment number.
+
+    `packed` is the message as it is sent, where that was made to find out whether it fits.
+    """
 
     route: bytes
     attachment: int
     message: FromBroker
     limits: Limits = field(default_factory=Limits)
+    packed: Packed | None = None
 
 
 @dataclass(frozen=True, slots=True)

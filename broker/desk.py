@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal
 
 from reelwire.messages import Failure, FromBroker
 from reelwire.spec import StreamSpec
+from reelwire.wire import Packed
 
 from .actions import Action, Forget, Level, Log, Send
 from .actors import Actor
@@ -38,7 +41,7 @@ class Desk:
         now: time of the event that is handled, in seconds.
         event_id: its running number.
         timers: deadlines of sessions and of the broker itself.
-        silences: when actors that owe an answer count as hung.
+        silences: when it is looked at whether actors hang.
         counters: how often something was refused, dropped or lost, by reason.
         stats: pipeline name to the numbers of all its sessions.
         unsettled: sessions whose stages may be able to go on.
@@ -96,11 +99,10 @@ class Desk:
             stats = self.stats[spec.name] = StreamStats(names)
         return stats
 
-    def send(self, peer: Peer, message: FromBroker) -> None:
-        """Tell a peer something, unless it is gone."""
+    def send(self, peer: Peer, message: FromBroker, packed: Packed | None = None) -> None:
+        """Tell a peer something, unless it is gone; `packed`: the message as it is sent, if that was made already."""
         if not peer.gone:
-            peer.sent_at = self.now
-            self._actions.append(Send(peer.route, peer.attachment, message, peer.limits))
+            self._actions.append(Send(peer.route, peer.attachment, message, peer.limits, packed))
 
     def answer(self, route: bytes, message: FromBroker) -> None:
         """Tell a connection something that isn't attached."""
@@ -137,16 +139,31 @@ class Desk:
     def answered(self, actor: Actor) -> None:
         """An actor said something about what it was sent."""
         actor.answered_at = self.now
-        self.watch(actor)
+        if actor.has_errands:
+            self.watch(actor)
 
     def watch(self, actor: Actor) -> None:
-        """Note when an actor counts as hung, after what it was sent or what it owes changed."""
+        """Look at an actor no later than it counts as hung, after it was sent something, or answered an errand.
+
+        An answer puts that off, but what was to be looked at earlier stays: `look` finds out.
+        """
+        hangs_at = self._hangs_at(actor)
+        if hangs_at < actor.looked_at_by:
+            actor.looked_at_by = hangs_at
+            self.silences.set(actor, hangs_at)
+
+    def look(self, actor: Actor) -> bool:
+        """Whether an actor that was to be looked at by now hangs; if not, it is looked at again."""
+        actor.looked_at_by = math.inf
+        if self._hangs_at(actor) <= self.now:
+            return True
+        self.watch(actor)
+        return False
+
+    def _hangs_at(self, actor: Actor) -> float:
         config = self.config
         limit_s = actor.silent_limit_s(config.initialize_timeout_s, config.task_timeout_s, config.close_timeout_s)
-        if limit_s is None or actor.worker.gone:
-            self.silences.drop(actor)
-        else:
-            self.silences.set(actor, actor.answered_at + limit_s)
+        return math.inf if limit_s is None else actor.answered_at + limit_s
 
     def hung_at(self, actor: Actor) -> float | None:
         """When an actor counts as hung for a session that ends; None when it owes nothing.
@@ -172,6 +189,15 @@ class Desk:
             actor.refuses = False
         self.refusing.clear()
         self.freed = True
+
+    def check(self, actors: Sequence[Actor]) -> None:
+        """Assert that all timers are right, and that no actor would hang unseen."""
+        self.timers.check()
+        self.silences.check()
+        assert set(self.silences.all()) <= set(actors), "an actor that is gone is looked at"
+        for actor in actors:
+            assert (actor in self.silences) == (actor.looked_at_by < math.inf), f"{actor.offer.stage}: looked at, or not"
+            assert actor.looked_at_by <= self._hangs_at(actor), f"{actor.offer.stage}: would hang unseen"
 
     def give_up(self, worker: Peer, reason: str) -> None:
         """Declare a worker lost when this event is done."""

@@ -23,7 +23,8 @@ from reelwire.spec import StreamSpec
 
 from . import transitions as t
 from .desk import Desk, described
-from .making import Making
+from .flow import READY
+from .making import PACE, Making
 from .peers import Peer
 from .transitions import State
 
@@ -153,8 +154,8 @@ class Ending(Making):
             self._give_up(Outcome("closed", failure))
 
     def on_drain_expired(self, _event: t.CloseExpired) -> None:
-        """Stop waiting for stages. A client that doesn't read is waited for: `stall_s` ends that."""
-        if self._waits_for_client():
+        """Stop waiting for stages. A client that doesn't read is waited for: `stall_s` ends that; so is the media clock."""
+        if self._is_held_up():
             self._end_by(self.desk.now + self.desk.config.close_timeout_s)
         else:
             self._release(Outcome("failed", Failure("timeout", "what was accepted wasn't made in time")))
@@ -258,7 +259,7 @@ class Ending(Making):
         self.controls.cut(self.flow.limit)
         self._facts.clear()
         self._unqueue()
-        self._drop_timers("placement", "idle", "stall")
+        self._drop_timers("placement", "idle", "stall", "pace")
         for gaps in self.timing.gaps.values():
             gaps.turn("", self.desk.now)
         in_time = self.desk.now + self.desk.config.close_timeout_s
@@ -351,10 +352,12 @@ class Ending(Making):
                 if not self.flow.is_ready(name):
                     self.seats.actor(name).waiting.discard(self.id)
 
-    def _waits_for_client(self) -> bool:
-        """Whether nothing that is to be made runs or waits for an actor: then what the client doesn't take holds it up."""
-        limit = self.flow.limit
-        for name, stage in self.flow.stages.items():
-            if min(stage.dispatched, limit) > stage.finished or self.flow.is_ready(name):
+    def _is_held_up(self) -> bool:
+        """Whether nothing that is to be made runs or waits for an actor, but for the client or for the media clock."""
+        is_paced = False
+        for stage in self.flow.stages.values():
+            lack = self._lack(stage)
+            if min(stage.dispatched, self.flow.limit) > stage.finished or lack == READY:
                 return False
-        return self._stalled_since is not None
+            is_paced = is_paced or lack == PACE
+        return is_paced or self._stalled_since is not None

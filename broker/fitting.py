@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import fields, replace
 
 from reelwire import wire
-from reelwire.messages import Artifact, Chunk, InitializeStage, OpenSession, RunTask, SetStageKeys
+from reelwire.messages import Artifact, FromBroker, InitializeStage, OpenSession
 from reelwire.spec import StreamSpec
 
 from .config import BrokerConfig
@@ -14,8 +14,6 @@ from .config import BrokerConfig
 ATTACHMENT_MAX = (1 << 63) - 1
 HANDED_BYTES_MAX = 4096
 """Room that a request leaves in the header of an InitializeStage for what stages hand on."""
-STAGE_TIMING_BYTES_MAX = 64
-"""What the times of one stage take in a header, beside the stage's name."""
 
 
 def limits_of(said: Mapping[str, int], config: BrokerConfig) -> wire.Limits | None:
@@ -24,16 +22,11 @@ def limits_of(said: Mapping[str, int], config: BrokerConfig) -> wire.Limits | No
     return None if any(value < 1 for value in known.values()) else replace(config.wire_limits(), **known)
 
 
-def misfit(message: InitializeStage | RunTask | SetStageKeys, limits: wire.Limits) -> str | None:
-    """Why a worker doesn't accept a message; None when it does."""
-    return limits.misfit(wire.sizes_of(wire.encode(message, ATTACHMENT_MAX)))
-
-
-def chunk_misfit(chunk: Chunk, stages: Iterable[str], limits: wire.Limits) -> str | None:
-    """Why a client doesn't accept a chunk that has passed `stages`, whose times aren't in it yet; None when it does."""
-    sizes = wire.sizes_of(wire.encode(chunk, ATTACHMENT_MAX))
-    sizes[0] += sum(STAGE_TIMING_BYTES_MAX + len(stage.encode()) for stage in stages)
-    return limits.misfit(sizes)
+def fitted(message: FromBroker, limits: wire.Limits) -> tuple[wire.Packed, str | None]:
+    """A message as it is sent, and why its receiver doesn't accept it; None when it does."""
+    packed = wire.pack(message)
+    header_bytes = wire.HEADER_BYTES + wire.ENTRY_BYTES + len(packed.name) + len(packed.body)
+    return packed, limits.misfit([header_bytes, *wire.sizes_of(packed.buffers)])
 
 
 def initialize_sizes(request: OpenSession, spec: StreamSpec, stage: str) -> list[int]:

@@ -16,6 +16,8 @@ from reelwire.spec import StageSpec, StreamSpec
 
 RefusalCode = Literal["malformed", "duplicate", "gap", "past_end", "no_room"]
 CLIENT = ""
+READY = "ready"
+OVER = "end"
 NOTHING = Artifact()
 RESERVED = Artifact()
 """Stands on its edge for a control that its stage makes itself."""
@@ -28,10 +30,13 @@ class Edge:
         capacity: chunks that fit.
         issued: indices below it are on the edge, or will be, or were.
         taken: consumer to the index below which it has taken everything.
+        floor: the least of these; indices below it are gone from the edge.
         held: artifacts that arrived and that a consumer still needs.
+        missing: what its consumer waits for when there is nothing on it.
+        full: what its producer waits for when there is no room on it.
     """
 
-    __slots__ = ("artifact", "capacity", "held", "issued", "taken")
+    __slots__ = ("artifact", "capacity", "floor", "full", "held", "issued", "missing", "taken")
 
     def __init__(self, artifact: str, capacity: int, consumers: tuple[str, ...]) -> None:
         """Start empty."""
@@ -39,12 +44,10 @@ class Edge:
         self.capacity = capacity
         self.issued = 0
         self.taken = dict.fromkeys(consumers, 0)
+        self.floor = 0
         self.held: dict[int, Artifact] = {}
-
-    @property
-    def floor(self) -> int:
-        """Indices below it are gone from the edge."""
-        return min(self.taken.values())
+        self.missing = f"input:{artifact}"
+        self.full = "credit" if CLIENT in self.taken else f"edge:{artifact}"
 
     @property
     def occupancy(self) -> int:
@@ -54,7 +57,7 @@ class Edge:
     @property
     def has_room(self) -> bool:
         """Whether one more fits."""
-        return self.occupancy < self.capacity
+        return self.issued - self.floor < self.capacity
 
     def reserve(self) -> None:
         """Take the place of the next index."""
@@ -69,11 +72,12 @@ class Edge:
 
     def take(self, consumer: str, index: int) -> None:
         """The consumer has `index`; the artifact goes with its last consumer."""
-        assert self.taken[consumer] == index, f"{self.artifact}: {consumer} took {index} out of order"
-        before = self.floor
-        self.taken[consumer] = index + 1
-        for gone in range(before, self.floor):
-            self.held.pop(gone, None)
+        taken = self.taken
+        assert taken[consumer] == index, f"{self.artifact}: {consumer} took {index} out of order"
+        taken[consumer] = index + 1
+        if self.floor == index and (len(taken) == 1 or min(taken.values()) > index):
+            self.floor = index + 1
+            self.held.pop(index, None)
 
 
 class StageFlow:
@@ -109,6 +113,7 @@ class Flow:
         self.chunks = chunks
         self.limit = chunks
         self.next_commit = 0
+        self.acked = 0
         consumers: dict[str, list[str]] = {edge.artifact: [] for edge in spec.edges}
         for stage in spec.stages:
             for artifact in stage.consumes:
@@ -120,6 +125,7 @@ class Flow:
         }
         self.stages = {stage.name: StageFlow(stage, self.edges) for stage in spec.stages}
         self.control = self.edges[spec.control]
+        self.outputs = tuple(self.edges[artifact] for artifact in spec.outputs)
         self.condition = None if spec.prefetch is None else self.edges[spec.prefetch.artifact]
 
     # --- admission -----------------------------------------------------------------------------------------------------
@@ -133,11 +139,6 @@ class Flow:
     def next_condition_index(self) -> int:
         """nc: the condition that is enqueued next; without a prefetched input, as far as nx."""
         return self.control.issued if self.condition is None else self.condition.issued
-
-    @property
-    def acked(self) -> int:
-        """Chunks below it were acknowledged."""
-        return min(self.edges[artifact].taken[CLIENT] for artifact in self.spec.outputs)
 
     @property
     def control_limit(self) -> int:
@@ -200,26 +201,24 @@ class Flow:
 
     def is_ready(self, name: str) -> bool:
         """Whether the stage's next task has its inputs and room for its outputs."""
-        stage = self.stages[name]
-        index = stage.dispatched
-        return (
-            index < self.limit
-            and all(index in edge.held for edge in stage.consumes)
-            and all(edge.has_room for edge in stage.produces)
-        )
+        return self.lack(self.stages[name]) == READY
 
     def waits_for(self, name: str) -> str:
-        """Why `is_ready` says no: ``input:NAME``, ``edge:NAME``, ``credit``, or ``end`` when nothing is left to do."""
-        stage = self.stages[name]
-        if stage.dispatched >= self.limit:
-            return "end"
+        """Why `is_ready` says no, as `lack` does."""
+        return self.lack(self.stages[name])
+
+    def lack(self, stage: StageFlow) -> str:
+        """What a stage's next task lacks: ``input:NAME``, ``edge:NAME`` or ``credit``; `READY` or `OVER` when nothing."""
+        index = stage.dispatched
+        if index >= self.limit:
+            return OVER
         for edge in stage.consumes:
-            if stage.dispatched not in edge.held:
-                return f"input:{edge.artifact}"
+            if index not in edge.held:
+                return edge.missing
         for edge in stage.produces:
-            if not edge.has_room:
-                return "credit" if edge.artifact in self.spec.outputs else f"edge:{edge.artifact}"
-        return "ready"
+            if edge.issued - edge.floor >= edge.capacity:
+                return edge.full
+        return READY
 
     def peek(self, name: str) -> tuple[int, dict[str, Artifact]]:
         """The stage's next task: its index and its inputs, which are there, but for a control that is reserved."""
@@ -277,9 +276,14 @@ class Flow:
     def complete(self) -> dict[str, Artifact] | None:
         """All outputs of the next index, if they are there."""
         index = self.next_commit
-        if index >= self.limit or not all(index in self.edges[artifact].held for artifact in self.spec.outputs):
+        if index >= self.limit:
             return None
-        return {artifact: self.edges[artifact].held[index] for artifact in self.spec.outputs}
+        outputs = {}
+        for edge in self.outputs:
+            if index not in edge.held:
+                return None
+            outputs[edge.artifact] = edge.held[index]
+        return outputs
 
     def commit(self) -> dict[str, Artifact] | None:
         """All outputs of the next index, if they are there; the cursor moves on."""
@@ -290,13 +294,13 @@ class Flow:
     def acknowledge(self, chunks: int) -> bool:
         """All committed chunks below `chunks` were taken; a repeated or an older word changes nothing."""
         upto = min(chunks, self.next_commit)
-        moved = False
-        for artifact in self.spec.outputs:
-            edge = self.edges[artifact]
-            while edge.taken[CLIENT] < upto:
-                edge.take(CLIENT, edge.taken[CLIENT])
-                moved = True
-        return moved
+        if upto <= self.acked:
+            return False
+        for edge in self.outputs:
+            for index in range(self.acked, upto):
+                edge.take(CLIENT, index)
+        self.acked = upto
+        return True
 
     # --- the end -------------------------------------------------------------------------------------------------------
 

@@ -185,7 +185,7 @@ class Loop:
 
     def _say(self, action: Send) -> None:
         """Let a message leave with the others of this turn to the same peer, as far as they are small."""
-        packed = wire.pack(action.message)
+        packed = action.packed or wire.pack(action.message)
         batch = self._batches.get(action.route)
         if batch is None or not batch.add(action.attachment, packed, action.limits):
             self._batches[action.route] = wire.Batch(action.attachment, packed)

@@ -1,4 +1,4 @@
-"""How a session makes chunks: controls become tasks, outputs go on, and what is complete goes to the client.
+"""How a session makes chunks: inputs become tasks, and what they make goes on.
 
 `session.Session` adds how it begins and ends.
 """
@@ -6,38 +6,51 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections import deque
 from collections.abc import Mapping
-from dataclasses import replace
 
-from reelwire.messages import (
-    Ack,
-    Artifact,
-    Chunk,
-    ChunkTiming,
-    Failure,
-    OpenSession,
-    RunTask,
-    SessionChanged,
-    TaskDone,
-    TaskStarted,
-)
-from reelwire.spec import Plain, StageSpec, StreamSpec
+from reelwire.messages import Artifact, Failure, OpenSession, RunTask, TaskDone, TaskStarted
+from reelwire.spec import StageSpec, StreamSpec
 
-from .actors import TaskKey
-from .credit import Window
+from .actors import Actor, TaskKey
+from .delivery import Delivering
 from .desk import Desk
-from .fitting import chunk_misfit, misfit
-from .leases import Leases
+from .fitting import fitted
+from .flow import OVER, READY, StageFlow
 from .peers import Peer
 from .seats import STAGE_EPOCH
-from .steering import AHEAD_MAX, Steering
-from .transitions import ENDED, State
+from .stats import IdleGaps
+from .transitions import PaceExpired
 
-_NO_TIMES = ChunkTiming(0.0, 0.0, 0.0, {})
+MADE = ("ready", "running", "draining")
+"""The states in which chunks are made."""
+BUSY = "actor_busy"
+PACE = "pace"
+_CAUSES = {READY: BUSY, OVER: ""}
 
 
-class Making(Steering):
+class Line:
+    """One stage of a session that runs.
+
+    Attributes:
+        spec: the stage.
+        flow: how far it is.
+        actor: where it runs.
+        gaps: what it waits for.
+        produces: the artifacts that it makes.
+    """
+
+    __slots__ = ("actor", "flow", "gaps", "produces", "spec")
+
+    def __init__(self, spec: StageSpec, flow: StageFlow, actor: Actor, gaps: IdleGaps) -> None:
+        """Nothing was made yet."""
+        self.spec = spec
+        self.flow = flow
+        self.actor = actor
+        self.gaps = gaps
+        self.produces = frozenset(spec.produces)
+
+
+class Making(Delivering):
     """What `Session` is made of while it runs.
 
     Args:
@@ -46,11 +59,6 @@ class Making(Steering):
         owner: the client.
         request: what it asked for, with complete parameters.
         spec: the dataflow.
-
-    Attributes:
-        ring: committed chunks that weren't acknowledged; as many as the output's edge holds.
-        credit: how far the client lets it go.
-        leases: what stages and client read of shared memory.
     """
 
     def __init__(
@@ -58,57 +66,51 @@ class Making(Steering):
     ) -> None:
         """Nothing is made yet."""
         super().__init__(desk, identity, owner, request, spec)
-        self.ring: deque[Chunk] = deque()
-        self.credit = Window(request.credit)
-        self.leases = Leases(self.flow, desk.memory)
-        self._facts: dict[int, dict[str, Plain]] = {}
-        self._told: tuple[State, int, Failure | None] = ("opening", 0, None)
-        self._stalled_since: float | None = None
-        self._settled: list[str] = []
-
-    @property
-    @abstractmethod
-    def failure(self) -> Failure | None:
-        """Why it will have ended, once that is known."""
-
-    @property
-    def control_limit(self) -> int:
-        """How far explicit controls may go, as the client was told."""
-        return self._told[1]
-
-    @abstractmethod
-    def _all_made(self) -> None:
-        """Go on to the end when no chunk is left to be made, or to be taken."""
+        self._lines: dict[str, Line] = {}
+        self._settled: list[Line] = []
+        self._paced_until: float | None = None
 
     @abstractmethod
     def _stage_failed(self, failure: Failure) -> None:
         """Make what lies below the failed chunk, then end."""
 
+    def _begin(self) -> None:
+        """The stages are there: let the first chunks come."""
+        assert self.seats is not None, "begun without a place"
+        gaps = self.timing.gaps
+        self._lines = {
+            stage.name: Line(stage, self.flow.stages[stage.name], self.seats.actor(stage.name), gaps[stage.name])
+            for stage in self.spec.stages
+        }
+        if self._refill != "never":
+            self._prefetch()
+        self._stir()
+
     # --- tasks ---------------------------------------------------------------------------------------------------------
 
     def offer(self) -> None:
         """Queue at every actor whose stage could go on, and note what the others wait for."""
-        if self.seats is None or self.state not in ("ready", "running", "draining"):
-            return
-        for name in self._settled:
-            while (index := self.flow.reuse(name)) is not None:
-                for edge in self.flow.stages[name].produces:
-                    self.leases.begin_settled(edge.artifact, index)
-        for name, stage in self.flow.stages.items():
-            actor = self.seats.actor(name)
-            if stage.settled is None and self.flow.is_ready(name) and self.id not in actor.waiting:
-                actor.waiting.add(self.id, self, self.spec.frames_of(stage.dispatched) / self.spec.fps)
-                self.timing.offered(name, stage.dispatched, self.desk.now)
-                self.desk.stirred[actor] = None
-            self.timing.gaps[name].turn(self.idle_cause(name), self.desk.now)
-        self._touch()
+        if self.state in MADE:
+            if self._settled:
+                self._reuse()
+            now = self.desk.now
+            for line in self._lines.values():
+                stage = line.flow
+                lack = self._lack(stage)
+                if lack == READY and stage.settled is None:
+                    if self.id not in line.actor.waiting:
+                        self._queue(line)
+                elif lack == PACE:
+                    self._wait_for_clock(line)
+                line.gaps.turn(self._cause(stage, lack), now)
+            self._touch()
         self._announce()
 
     def run_next(self, stage: str) -> None:
         """Send the stage's next task; to an actor that has nothing else to do it starts there and then."""
         assert self.seats is not None, "a task without a place"
-        actor = self.seats.actor(stage)
-        index, inputs = self.flow.peek(stage)
+        flow, actor, desk = self.flow, self._lines[stage].actor, self.desk
+        index, inputs = flow.peek(stage)
         task = RunTask(
             session=self.id,
             pipeline=self.spec.name,
@@ -122,20 +124,20 @@ class Making(Steering):
             reservation=self.controls.reservation() if self._is_open(stage, index) else None,
             shared=self.seats.shared[stage],
         )
-        reason = misfit(task, actor.worker.limits)
+        packed, reason = fitted(task, actor.worker.limits)
         if reason is not None:
             text = f"the inputs can't be sent to worker {actor.worker.name!r}: {reason}"
-            self.desk.unfit[self.id] = Failure("stage", text, stage, index)
+            desk.unfit[self.id] = Failure("stage", text, stage, index)
             return
         starts = actor.is_idle
-        self.flow.dispatch(stage)
-        actor.send(self._task_key(index), self.desk.now)
-        self.desk.watch(actor)
+        flow.dispatch(stage)
+        actor.send(self._task_key(index), desk.now)
+        desk.watch(actor)
         if starts:
-            self.flow.start(stage)
-        self.timing.admitted(stage, index, self.desk.now)
-        self.desk.send(actor.worker, task)
-        self.desk.unsettled[self.id] = self
+            flow.start(stage)
+        self.timing.admitted(stage, index, desk.now)
+        desk.send(actor.worker, task, packed)
+        desk.unsettled[self.id] = self
 
     def on_started(self, event: TaskStarted) -> None:
         """An actor began a task: the inputs have left their edges."""
@@ -144,9 +146,9 @@ class Making(Steering):
             return
         if self.flow.stages[event.stage].started == event.index:
             self.flow.start(event.stage)
+            self._stir()
         self._bound_early(event)
         self.timing.started(event.stage, event.index, self.desk.now)
-        self._stir()
 
     def on_done(self, event: TaskDone) -> None:
         """A task's outputs: the window is refilled, they go on, and what is complete is committed.
@@ -155,32 +157,53 @@ class Making(Steering):
         that the refill then finds.
         """
         assert self.seats is not None, "a result without a place"
-        flow, stage = self.flow, self.spec.stage(event.stage)
-        if not self._is_oldest_task(event.stage, event.index):
+        flow, name, index, line = self.flow, event.stage, event.index, self._lines[event.stage]
+        if not self._is_oldest_task(name, index):
             self.refuse("orphans", event)
             return
-        reason = self._misbound(event) or self.leases.objection(self.seats.shared[event.stage])
-        if event.outputs.keys() != set(stage.produces):
-            made, wanted = ", ".join(event.outputs) or "nothing", ", ".join(stage.produces)
+        reason = self._misbound(event) or self.leases.objection(self.seats.shared[name])
+        if event.outputs.keys() != line.produces:
+            made, wanted = ", ".join(event.outputs) or "nothing", ", ".join(line.spec.produces)
             reason = f"made {made} instead of {wanted}"
         if reason is not None:
-            self._strike(event.stage, event.index)
-            self._stage_failed(Failure("stage", reason, event.stage, event.index))
+            self._strike(name, index)
+            self._stage_failed(Failure("stage", reason, name, index))
             return
-        if self._refills_after(event.stage):
+        if self._refills_after(name):
             self._prefetch()
-        self._strike(event.stage, event.index)
-        flow.finish(event.stage, event.outputs)
-        if event.index < flow.limit:
-            self.leases.begin(event.index)
-        if event.constant and stage.settles:
-            self._settle(stage, event.outputs)
-        self.timing.completed(event.stage, event.index, event.run_s, self.desk.now)
-        if flow.next_commit <= event.index < flow.limit:
-            self._facts.setdefault(event.index, {}).update(event.facts)
+        self._strike(name, index)
+        flow.finish(name, event.outputs)
+        if index < flow.limit:
+            self.leases.begin(index)
+            if event.facts:
+                self._facts.setdefault(index, {}).update(event.facts)
+        if event.constant and line.spec.settles:
+            self._settle(line, event.outputs)
+        self.timing.completed(name, index, event.run_s, self.desk.now)
         self._commit()
         self._stir()
         self._all_made()
+
+    def on_pace(self, _event: PaceExpired) -> None:
+        """The picture has come far enough for the next chunk to be begun."""
+        self._paced_until = None
+        self._stir()
+
+    def _queue(self, line: Line) -> None:
+        """Wait for a turn at the stage's actor."""
+        index = line.flow.dispatched
+        line.actor.waiting.add(self.id, self, self.spec.frames_of(index) / self.spec.fps)
+        self.timing.offered(line.flow.name, index, self.desk.now)
+        self.desk.stirred[line.actor] = None
+
+    def _wait_for_clock(self, line: Line) -> None:
+        """Look again when the chunk may be begun; it has no turn until then."""
+        assert self.clock is not None, "no clock to wait for"
+        line.actor.waiting.discard(self.id)
+        at = self.clock.begins_at(line.flow.dispatched)
+        if at != self._paced_until:
+            self._paced_until = at
+            self.desk.timers.set(("pace", self.id), at)
 
     def _refills_after(self, stage: str) -> bool:
         """Whether the end of a stage refills the prefetch window; a session that drains refills nothing."""
@@ -189,18 +212,31 @@ class Making(Steering):
             return False
         return self._refill == "after_stage" and prefetch.refill_after == stage
 
-    def _settle(self, stage: StageSpec, outputs: Mapping[str, Artifact]) -> None:
+    def _prefetch(self) -> None:
+        """Fill the prefetch window as far as its edge has room, which each condition that is begun at once makes."""
+        while self.flow.prefetch_one():
+            assert self.flow.condition is not None, "a prefetch of nothing"
+            artifact, index = self.flow.condition.artifact, self.flow.next_condition_index - 1
+            self.timing.entered(artifact, index, self.desk.now)
+            self._stir()
+            self.desk.settle()
+
+    def _settle(self, line: Line, outputs: Mapping[str, Artifact]) -> None:
         """The outputs of all later chunks are the same: the stage needn't run again.
 
         One that makes what goes to the client runs on, because each of its chunks is committed when it is done.
         """
-        flow = self.flow.stages[stage.name]
-        if flow.settled is None and not set(stage.produces).intersection(self.spec.outputs):
-            assert self.seats is not None, "settled without a place"
-            flow.settled = outputs
-            self._settled.append(stage.name)
+        if line.flow.settled is None and line.produces.isdisjoint(self.spec.outputs):
+            line.flow.settled = outputs
+            line.actor.waiting.discard(self.id)
+            self._settled.append(line)
             self.leases.settle()
-            self.seats.actor(stage.name).waiting.discard(self.id)
+
+    def _reuse(self) -> None:
+        for line in self._settled:
+            while (index := self.flow.reuse(line.flow.name)) is not None:
+                for artifact in line.spec.produces:
+                    self.leases.begin_settled(artifact, index)
 
     def _begins(self, event: TaskStarted) -> bool:
         """Whether a task that was sent and hadn't begun begins now."""
@@ -230,98 +266,29 @@ class Making(Steering):
         if self.flow.stages[stage].started == index:
             self.flow.start(stage)
 
-    def _prefetch(self) -> None:
-        """Fill the prefetch window as far as its edge has room."""
-        while self.flow.prefetch_one():
-            assert self.flow.condition is not None, "a prefetch of nothing"
-            artifact, index = self.flow.condition.artifact, self.flow.next_condition_index - 1
-            self.timing.entered(artifact, index, self.desk.now)
-            self._stir()
-
-    def _commit(self) -> None:
-        """Send what is complete, in order, as far as the client's credit goes; what it doesn't take stays on its edge."""
-        while (outputs := self.flow.complete()) is not None:
-            index = self.flow.next_commit
-            if not self.credit.allows(index):
-                self._wait_for_client()
-                return
-            snapshot, facts = self.controls.given[index], self._facts.get(index, {})
-            assert snapshot.applied is not None, "a chunk was made of a control that nobody knows"
-            chunk = Chunk(self.id, index, outputs, snapshot.applied, facts, _NO_TIMES, index == self.chunks - 1)
-            reason = None if self.owner is None else chunk_misfit(chunk, self.flow.stages, self.owner.limits)
-            if reason is not None:
-                text = f"chunk {index} can't be sent to the client: {reason}"
-                self.desk.unfit[self.id] = Failure("request", text, index=index, field="frame_bytes_max")
-                return
-            self.flow.commit()
-            self.controls.committed(index)
-            self._facts.pop(index, None)
-            chunk = replace(chunk, timing=self.timing.committed(index, snapshot.changes_at, self.desk.now))
-            self.credit.send(sum(artifact.nbytes for artifact in outputs.values()))
-            self.ring.append(chunk)
-            self._tell(chunk)
-            self._wait_for_client()
-
-    def _wait_for_client(self) -> None:
-        """Something is the client's to take: it has `stall_s` to do so."""
-        if self._stalled_since is None:
-            self._stalled_since = self.desk.now
-            if self.state != "releasing" and ("stall", self.id) not in self.desk.timers:
-                self._timer("stall", self.desk.config.stall_s)
-
-    def on_ack(self, event: Ack) -> None:
-        """The application took chunks: the ring and the output's edge have room again, and more may be sent.
-
-        What was said before, or is overtaken by it, changes nothing.
-        """
-        flow = self.flow
-        if event.chunks > flow.next_commit:
-            self.refuse("acks_beyond_the_end", event)
-        grew = self.credit.grant(event.credit)
-        took = flow.acknowledge(event.chunks)
-        if not took and not grew:
-            return
-        if took:
-            self.leases.acknowledged()
-            while self.ring and self.ring[0].index < flow.acked:
-                self.ring.popleft()
-        self._stalled_since = None
-        if self.ring:
-            self._wait_for_client()
-        self._commit()
-        self._stir()
-        self._all_made()
-
-    def on_early_ack(self, event: Ack) -> None:
-        """There is nothing to take yet; the credit counts."""
-        if event.chunks > 0:
-            self.refuse("acks_beyond_the_end", event)
-        self.credit.grant(event.credit)
-
     # --- helpers -------------------------------------------------------------------------------------------------------
-
-    def _stir(self) -> None:
-        self.desk.unsettled[self.id] = self
-        self.desk.settle()
-
-    def _task_key(self, index: int) -> TaskKey:
-        return self.id, self.epoch, STAGE_EPOCH, index
 
     def idle_cause(self, name: str) -> str:
         """Why a stage doesn't run; empty when it does, or has nothing left to do."""
         stage = self.flow.stages[name]
-        if stage.finished < stage.started or (stage.settled is not None and stage.finished == stage.dispatched):
-            return ""
-        cause = "ready" if stage.started < stage.dispatched else self.flow.waits_for(name)
-        return {"ready": "actor_busy", "end": ""}.get(cause, cause)
+        return self._cause(stage, self._lack(stage))
 
-    def _announce(self) -> None:
-        """Tell the client its state, how far controls may go, and why it ends, when that changes; a grant never goes back."""
-        if self.state in ENDED:
-            return
-        limit = self._told[1]
-        if self.state in ("ready", "running"):
-            limit = max(limit, min(self.flow.control_limit, self.flow.next_commit + AHEAD_MAX + 1))
-        if (self.state, limit, self.failure) != self._told:
-            self._told = (self.state, limit, self.failure)
-            self._tell(SessionChanged(self.id, self.state, limit, self.failure))
+    def _lack(self, stage: StageFlow) -> str:
+        """What a stage's next task lacks, as `Flow.lack` has it, or `PACE` when it would be too far ahead of the picture."""
+        lack = self.flow.lack(stage)
+        if lack == READY and self.clock is not None and stage.name == self._steered:
+            return PACE if self.clock.begins_at(stage.dispatched) > self.desk.now else READY
+        return lack
+
+    def _cause(self, stage: StageFlow, lack: str) -> str:
+        if stage.finished < stage.started:
+            return ""
+        if stage.started < stage.dispatched:
+            return BUSY
+        return "" if stage.settled is not None else _CAUSES.get(lack, lack)
+
+    def _stir(self) -> None:
+        self.desk.unsettled[self.id] = self
+
+    def _task_key(self, index: int) -> TaskKey:
+        return self.id, self.epoch, STAGE_EPOCH, index

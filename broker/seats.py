@@ -21,10 +21,11 @@ from reelwire.messages import (
     StageInitialized,
 )
 from reelwire.spec import StreamSpec
+from reelwire.wire import Packed
 
 from .actors import Actor, Errand
 from .desk import Desk
-from .fitting import largest_field, misfit
+from .fitting import fitted, largest_field
 from .leases import Leases, sharable
 from .peers import Peer
 
@@ -192,13 +193,13 @@ class Seats:
             tensors={name: request.tensors[name] for name in names if name in request.tensors},
             handed=self._handed,
         )
-        reason = misfit(message, seat.actor.worker.limits)
+        packed, reason = fitted(message, seat.actor.worker.limits)
         if reason is not None:
             text = f"worker {seat.actor.worker.name!r} can't be told of the session: {reason}"
             self._desk.unfit[self._session] = Failure("request", text, stage, field=largest_field(request))
             return
         seat.state = "initializing"
-        self._send(seat, "initialize", message)
+        self._send(seat, "initialize", message, packed)
 
     def _release(self, stage: str, seat: Seat) -> None:
         self._request, self._handed = None, Artifact()
@@ -206,11 +207,13 @@ class Seats:
         seat.attempts += 1
         self._send(seat, "release", ReleaseStage(self._session, self._spec.name, stage, self._epoch, STAGE_EPOCH))
 
-    def _send(self, seat: Seat, errand: Errand, message: InitializeStage | ReleaseStage) -> None:
+    def _send(
+        self, seat: Seat, errand: Errand, message: InitializeStage | ReleaseStage, packed: Packed | None = None
+    ) -> None:
         seat.errands.add(errand)
         seat.actor.send_errand(errand, self._desk.now)
         self._desk.watch(seat.actor)
-        self._desk.send(seat.actor.worker, message)
+        self._desk.send(seat.actor.worker, message, packed)
 
     def _answered(self, seat: Seat, errand: Errand) -> bool:
         if errand not in seat.errands:
@@ -218,6 +221,7 @@ class Seats:
         seat.errands.remove(errand)
         seat.actor.errands[errand] -= 1
         self._desk.answered(seat.actor)
+        self._desk.watch(seat.actor)
         return True
 
     def _vacate(self, stage: str, seat: Seat) -> None:

@@ -17,6 +17,7 @@ from . import transitions as t
 from .desk import Desk
 from .ending import Ending, Outcome
 from .flow import RESERVED
+from .making import PACE
 from .peers import Peer
 from .seats import STAGE_EPOCH, Seats
 from .transitions import TRANSITIONS
@@ -55,7 +56,8 @@ class Session(Ending):
         before = self.state
         getattr(self, step.handler)(event)
         assert self.state == before or self.state in step.to, f"{before} -> {self.state} by {type(event).__name__}"
-        self._announce()
+        if self.id not in self.desk.unsettled:  # else it is told when it is clear how far controls may go
+            self._announce()
 
     def is_current(self, epoch: int, stage_epoch: int) -> bool:
         """Whether a stage speaks of this attempt at the session, not of an earlier one."""
@@ -103,9 +105,7 @@ class Session(Ending):
             self.controls.active_at = now
             self._timer("idle", self.desk.config.control_idle_s)
             self.desk.log("info", "session_ready", session=self.id)
-            if self._refill != "never":
-                self._prefetch()
-            self._stir()
+            self._begin()
 
     def on_stage_failed(self, event: StageFailed) -> None:
         """A stage raised: while it was initialized, at a chunk, or while it was released."""
@@ -175,6 +175,7 @@ class Session(Ending):
         self.controls.check()
         self._check_client(made=made)
         self._check_settled(made=made)
+        self._check_pace(made=made)
         self._check_reservation()
         assert all(flow.next_commit <= index < flow.limit for index in self._facts), "facts of a chunk that is over"
         assert (self.outcome is not None) == (self.state in ("draining", "releasing")), "the end is known too early"
@@ -189,6 +190,16 @@ class Session(Ending):
                 assert stage.finished < stage.dispatched or not self.flow.is_ready(name), (
                     "a settled output isn't reused"
                 )
+
+    def _check_pace(self, *, made: bool) -> None:
+        is_set = ("pace", self.id) in self.desk.timers
+        assert is_set == (self._paced_until is not None and made), "the media clock wakes nobody"
+        for name, stage in self.flow.stages.items() if made else ():
+            if self._lack(stage) == PACE:
+                assert self.seats is not None, "paced without a place"
+                assert self.clock is not None, "paced without a clock"
+                assert self._paced_until == self.clock.begins_at(stage.dispatched), "woken at another time"
+                assert self.id not in self.seats.actor(name).waiting, "a chunk that may not begin has its turn"
 
     def _check_client(self, *, made: bool) -> None:
         """What is the client's to take: sent within its credit, or complete and withheld for want of it."""

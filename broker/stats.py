@@ -11,6 +11,8 @@ DOUBLINGS = 24
 LEAST_S = 1e-4
 QUANTILES = {"p50": 0.50, "p90": 0.90, "p95": 0.95, "p99": 0.99}
 
+NO_GAP = ("", 0.0)
+
 _BUCKETS = STEPS_PER_DOUBLING * DOUBLINGS + 2
 
 
@@ -18,29 +20,38 @@ class Histogram:
     """Durations in buckets that grow by 2^(1/8), from 0.1 ms to 28 minutes: a percentile is right within 5 %.
 
     Count, mean and maximum are exact.
+
+    Attributes:
+        buckets: how many durations each holds.
+        count: how many there are.
+        sum: all together, in seconds.
+        max: the longest, in seconds.
     """
 
-    __slots__ = ("_buckets", "_sum", "count", "max")
+    __slots__ = ("buckets", "count", "max", "sum")
 
     def __init__(self) -> None:
         """Start empty."""
-        self._buckets = array("Q", bytes(8 * _BUCKETS))
+        self.buckets = array("Q", bytes(8 * _BUCKETS))
         self.count = 0
         self.max = 0.0
-        self._sum = 0.0
+        self.sum = 0.0
 
-    def add(self, seconds: float) -> None:
-        """Note one duration; a negative one counts as 0."""
-        value = max(seconds, 0.0)
-        self._buckets[_bucket(value)] += 1
-        self.count += 1
-        self._sum += value
-        self.max = max(self.max, value)
+    def add(self, seconds: float, *others: Histogram) -> None:
+        """Note one duration, here and in `others`; a negative one counts as 0."""
+        value = max(0.0, seconds)
+        bucket = _bucket(value)
+        for one in (self, *others):
+            one.buckets[bucket] += 1
+            one.count += 1
+            one.sum += value
+            if value > one.max:
+                one.max = value
 
     @property
     def mean(self) -> float:
         """The mean, in seconds; 0 when empty."""
-        return self._sum / self.count if self.count else 0.0
+        return self.sum / self.count if self.count else 0.0
 
     def quantile(self, q: float) -> float:
         """The duration that the share `q` of all doesn't exceed, in seconds; 0 when empty."""
@@ -48,7 +59,7 @@ class Histogram:
             return 0.0
         rank = max(math.ceil(q * self.count), 1)
         seen = 0
-        for bucket, count in enumerate(self._buckets):
+        for bucket, count in enumerate(self.buckets):
             seen += count
             if seen >= rank:
                 return min(_middle(bucket), self.max)
@@ -91,7 +102,7 @@ class IdleTime:
     def add(self, cause: str, seconds: float) -> None:
         """Note a gap that is over."""
         count, before = self.causes.get(cause, (0, 0.0))
-        self.causes[cause] = (count + 1, before + max(seconds, 0.0))
+        self.causes[cause] = (count + 1, before + seconds)
 
     def summary(self) -> dict[str, dict[str, int | float]]:
         """Cause to the number of gaps and their seconds; the gap that is still open isn't in it."""
@@ -103,25 +114,40 @@ class IdleGaps:
 
     Args:
         totals: what is told of each gap when it is over.
+
+    Attributes:
+        cause: what the stage waits for; empty when it runs, or has nothing left to do.
     """
 
-    __slots__ = ("_cause", "_since", "_totals")
+    __slots__ = ("_last", "_since", "_totals", "cause")
 
     def __init__(self, *totals: IdleTime) -> None:
         """Start outside of a gap."""
         self._totals = totals
-        self._cause = ""
         self._since = 0.0
+        self._last = NO_GAP
+        self.cause = ""
 
     def turn(self, cause: str, now: float) -> None:
-        """From `now` on the cause is `cause`; an empty one means that the stage runs, or that it has nothing left to do."""
-        if cause == self._cause:
+        """From `now` on the cause is `cause`, which may be empty. What took no time is no gap."""
+        if cause == self.cause:
             return
-        if self._cause:
+        seconds = now - self._since
+        if not cause:
+            self._last = NO_GAP
+        elif self.cause and seconds > 0.0:
+            self._last = self.cause, seconds
+        if self.cause and seconds > 0.0:
             for total in self._totals:
-                total.add(self._cause, now - self._since)
-        self._cause = cause
+                total.add(self.cause, seconds)
+        self.cause = cause
         self._since = now
+
+    def waited(self, now: float) -> tuple[str, float]:
+        """What the stage waited for last since it ran, until `now`, and for how many seconds."""
+        if self.cause and now > self._since:
+            return self.cause, now - self._since
+        return self._last
 
 
 class StageStats:

@@ -23,7 +23,7 @@ from reelwire.spec import StreamSpec
 
 from .control import ControlDesk, check_control
 from .desk import Desk
-from .fitting import misfit
+from .fitting import fitted
 from .flow import Flow
 from .peers import Peer
 from .seats import STAGE_EPOCH, Seats
@@ -188,8 +188,9 @@ class Steering(ABC):
         worker = self.seats.actor(self._steered).worker
         keys = self.controls.state
         message = SetStageKeys(self.id, self.spec.name, self._steered, self.epoch, STAGE_EPOCH, keys)
-        if misfit(message, worker.limits) is None:
-            self.desk.send(worker, message)
+        packed, reason = fitted(message, worker.limits)
+        if reason is None:
+            self.desk.send(worker, message, packed)
         else:
             self.desk.count("stage_keys_unfit", session=self.id, peer=worker.name)
 

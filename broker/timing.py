@@ -19,6 +19,8 @@ class _Pass:
     admitted_at: float = 0.0
     started_at: float = 0.0
     completed_at: float = 0.0
+    waited_for: str = ""
+    waited_s: float = 0.0
 
 
 @dataclass(slots=True)
@@ -26,6 +28,7 @@ class _Chunk:
     """What is known of a chunk before it is committed."""
 
     anchor_at: float | None = None
+    control_at: float | None = None
     passes: dict[str, _Pass] = field(default_factory=dict)
 
 
@@ -51,6 +54,7 @@ class Timing:
             gaps.turn("placement", now)
         self.committed_at: float | None = None
         self._anchor = spec.latency_anchor
+        self._control = spec.control
         self._opened_at = now
         self._ready_at = now
         self._total = total
@@ -64,8 +68,12 @@ class Timing:
     def entered(self, artifact: str, index: int, now: float) -> None:
         """An external input of a chunk was accepted; the anchor, or without one the first, starts its clock."""
         chunk = self._chunk(index)
-        if chunk is not None and chunk.anchor_at is None and self._anchor in (None, artifact):
+        if chunk is None:
+            return
+        if chunk.anchor_at is None and self._anchor in (None, artifact):
             chunk.anchor_at = now
+        if artifact == self._control:
+            chunk.control_at = now
 
     def offered(self, stage: str, index: int, now: float) -> None:
         """A stage could run a chunk."""
@@ -74,9 +82,10 @@ class Timing:
             chunk.passes.setdefault(stage, _Pass(now))
 
     def admitted(self, stage: str, index: int, now: float) -> None:
-        """A task was sent to its actor."""
+        """A task was sent to its actor: what the stage waited for is known."""
         if (one := self._pass(stage, index)) is not None:
             one.admitted_at = one.started_at = now
+            one.waited_for, one.waited_s = self.gaps[stage].waited(now)
 
     def started(self, stage: str, index: int, now: float) -> None:
         """The actor began it."""
@@ -88,30 +97,38 @@ class Timing:
         if (one := self._pass(stage, index)) is None:
             return
         one.completed_at = now
-        for stats in (self.stats.stages[stage], self._total.stages[stage]):
-            stats.ready_to_admitted.add(one.admitted_at - one.ready_at)
-            stats.admitted_to_started.add(one.started_at - one.admitted_at)
-            stats.started_to_completed.add(now - one.started_at)
-            stats.run.add(run_s)
+        mine, all_ = self.stats.stages[stage], self._total.stages[stage]
+        mine.ready_to_admitted.add(one.admitted_at - one.ready_at, all_.ready_to_admitted)
+        mine.admitted_to_started.add(one.started_at - one.admitted_at, all_.admitted_to_started)
+        mine.started_to_completed.add(now - one.started_at, all_.started_to_completed)
+        mine.run.add(run_s, all_.run)
 
-    def committed(self, index: int, changes_at: Iterable[float], now: float) -> ChunkTiming:
-        """A chunk is complete: its times, which also go into the histograms."""
-        chunk = self._chunks.pop(index, _Chunk())
+    def of_chunk(self, index: int, now: float) -> ChunkTiming:
+        """The times of a chunk that is complete `now`."""
+        chunk, since = self._chunks.get(index, _Chunk()), self._ready_at
+        return ChunkTiming(
+            committed_s=now - since,
+            latency_s=now - (since if chunk.anchor_at is None else chunk.anchor_at),
+            period_s=None if self.committed_at is None else now - self.committed_at,
+            stages={name: self._stage(one) for name, one in chunk.passes.items()},
+            control_s=None if chunk.control_at is None else chunk.control_at - since,
+        )
+
+    def committed(self, index: int, timing: ChunkTiming, changes_at: Iterable[float], now: float) -> None:
+        """A chunk is sent: its times go into the histograms."""
+        self._chunks.pop(index, None)
         self._done = index + 1
-        latency_s = now - (self._ready_at if chunk.anchor_at is None else chunk.anchor_at)
-        period_s = None if self.committed_at is None else now - self.committed_at
-        for stats in (self.stats, self._total):
-            stats.chunks += 1
-            stats.control_to_output.add(latency_s)
-            if period_s is None:
-                stats.first_output.add(now - self._opened_at)
-            else:
-                stats.period.add(period_s)
-            for at in changes_at:
-                stats.change_to_frame.add(now - at)
+        mine, all_ = self.stats, self._total
+        mine.chunks += 1
+        all_.chunks += 1
+        mine.control_to_output.add(timing.latency_s, all_.control_to_output)
+        if timing.period_s is None:
+            mine.first_output.add(now - self._opened_at, all_.first_output)
+        else:
+            mine.period.add(timing.period_s, all_.period)
+        for at in changes_at:
+            mine.change_to_frame.add(now - at, all_.change_to_frame)
         self.committed_at = now
-        stages = {name: self._stage(one) for name, one in chunk.passes.items()}
-        return ChunkTiming(now - self._ready_at, latency_s, period_s, stages)
 
     def check(self, in_flight_max: int) -> None:
         """Assert that only chunks on their way are remembered."""
@@ -128,5 +145,10 @@ class Timing:
     def _stage(self, one: _Pass) -> StageTiming:
         since = self._ready_at
         return StageTiming(
-            one.ready_at - since, one.admitted_at - since, one.started_at - since, one.completed_at - since
+            one.ready_at - since,
+            one.admitted_at - since,
+            one.started_at - since,
+            one.completed_at - since,
+            one.waited_for,
+            one.waited_s,
         )

@@ -100,6 +100,11 @@ class StallExpired:
 
 
 @dataclass(frozen=True, slots=True)
+class PaceExpired:
+    """The picture has come far enough for the next chunk to be begun."""
+
+
+@dataclass(frozen=True, slots=True)
 class CloseExpired:
     """The time of the end is over, or a stage that it still waits for would be hung by now."""
 
@@ -130,17 +135,19 @@ Inner = (
     | GraceExpired
     | IdleExpired
     | StallExpired
+    | PaceExpired
     | CloseExpired
     | KeepExpired
     | ShuttingDown
 )
 SessionEvent = ClientSays | WorkerSays | Inner
-Timer = Literal["placement", "grace", "idle", "stall", "close", "keep"]
+Timer = Literal["placement", "grace", "idle", "stall", "pace", "close", "keep"]
 EXPIRED: dict[Timer, Inner] = {
     "placement": PlacementExpired(),
     "grace": GraceExpired(),
     "idle": IdleExpired(),
     "stall": StallExpired(),
+    "pace": PaceExpired(),
     "close": CloseExpired(),
     "keep": KeepExpired(),
 }
@@ -214,6 +221,7 @@ _LIVE: dict[type, Step] = {
     GraceExpired: Step("on_give_up", _GIVEN_UP),
     IdleExpired: Step("on_idle_expired", _TO_THE_END),
     StallExpired: Step("on_stall_expired", _GIVEN_UP),
+    PaceExpired: Step("on_pace"),
     ShuttingDown: Step("on_shutting_down", _TO_THE_END),
 }
 _DRAINING: dict[type, Step] = {
@@ -230,6 +238,7 @@ _DRAINING: dict[type, Step] = {
     ClientLeft: Step("on_give_up", _GIVEN_UP),
     GraceExpired: Step("on_give_up", _GIVEN_UP),
     StallExpired: Step("on_stall_expired", _GIVEN_UP),
+    PaceExpired: Step("on_pace"),
     CloseExpired: Step("on_drain_expired", _GIVEN_UP),
     ShuttingDown: Step("on_shutting_down"),
 }

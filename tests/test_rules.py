@@ -36,6 +36,7 @@ CLAIMED = {
     17: "an unknown key is refused at the broker with the names that it accepts",
     18: "chunks are committed in index order, all outputs of an index together",
     19: "the client acknowledges a commit cursor; unacknowledged chunks stay in a bounded ring",
+    20: "a session at the pace of its media never runs further ahead than what may wait for the client",
     21: "initialize and release orders, each once, all attempted, the first error kept",
     22: "close delivers what was accepted, cancel drops it; both end although a stage hangs",
     23: "a stage error fails its session only, after the chunks below it; old results are dropped",

@@ -268,7 +268,7 @@ class Worker(Peer):
         """Finish the running task of a stage; the next one starts."""
         task = self.jobs[stage].popleft()
         produces = world().stage(stage).produces if stage in ("encode", "denoise", "decode") else (stage + "_out",)
-        outputs = more.get("outputs") or {name: self.made(task, name) for name in produces}
+        outputs = more["outputs"] if "outputs" in more else {name: self.made(task, name) for name in produces}
         self.rig.memory.has_read(self.reader(task))
         facts = more.get("facts", {stage: task.index})
         applied, constant = more.get("applied", self.applied(task)), more.get("constant", False)
@@ -315,7 +315,7 @@ def done(task: m.RunTask, outputs: Mapping[str, Artifact], facts: Mapping[str, A
 
 
 class Rig:
-    """The broker and what was sent. Every event is followed by a check of all invariants."""
+    """The broker, and what was sent at which time. Every event is followed by a check of all invariants."""
 
     def __init__(self, config: BrokerConfig | None = None, **more: Any) -> None:
         self.config = BrokerConfig() if config is None else config
@@ -325,6 +325,7 @@ class Rig:
         self.logs: list[Log] = []
         self.forgotten: list[bytes] = []
         self.stopped = False
+        self.sent: list[tuple[float, Any]] = []
         self.memory = _beside("fake_memory").Memories()
         self._entropy = 0
         self._later: deque[Callable[[], None]] = deque()
@@ -368,6 +369,7 @@ class Rig:
         for action in self.core.handle(event):
             match action:
                 case Send():
+                    self.sent.append((self.now, action.message))
                     if action.route in self.peers:
                         self.peers[action.route].hear(action.attachment, action.message)
                 case Log():

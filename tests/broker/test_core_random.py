@@ -11,6 +11,7 @@ import pytest
 from reelwire import messages as m
 from reelwire.broker.config import BrokerConfig
 from reelwire.broker.events import Malformed, OutboxFull, Unreachable
+from reelwire.broker.pace import MediaClock
 from reelwire.controls import Keys
 from reelwire.messages import Artifact, Failure
 from reelwire.tensors import Shared, TensorRef
@@ -49,6 +50,7 @@ class Chaos:
         self.clients: list[Any] = []
         self.lies = False
         self.sessions: dict[str, tuple[Any, int, Keys]] = {}
+        self.paced: set[str] = set()
 
     def dataflow(self) -> Any:
         """The world's, with other bounds; its encode may settle, and its window may be refilled otherwise."""
@@ -86,8 +88,11 @@ class Chaos:
             client, chunks = self.random.choice(self.clients), self.random.randint(1, 8)
             binding = self.random.choice(("late", "late", "early"))
             credit = self.random.choice((self.kit.PLENTY, m.Credit(1, 1 << 30), m.Credit(0, 0), m.Credit(9, 1)))
-            session = client.open(f"k{self.names}", chunks, control_binding=binding, credit=credit)
+            pace = self.random.choice(("asap", "asap", "realtime"))
+            session = client.open(f"k{self.names}", chunks, control_binding=binding, credit=credit, pace=pace)
             if session:
+                if pace == "realtime":
+                    self.paced.add(session)
                 self.sessions[session] = (client, chunks, Keys(self.spec))
 
     def steer(self) -> None:
@@ -242,6 +247,16 @@ def check_memory(chaos: Chaos) -> None:
     assert all(worker.memory.out == {} for worker in left)
 
 
+def check_pace(chaos: Chaos) -> None:
+    """No denoise of a session that keeps the pace was sent earlier than a window before its chunk is played."""
+    clocks = {name: MediaClock(chaos.spec) for name in chaos.paced}
+    for at, message in chaos.rig.sent:
+        if isinstance(message, m.Chunk) and message.session in clocks:
+            clocks[message.session].committed(message.index, at)
+        elif isinstance(message, m.RunTask) and message.session in clocks and message.stage == "denoise":
+            assert clocks[message.session].begins_at(message.index) <= at
+
+
 def check_applied(chaos: Chaos, chunks: list[m.Chunk]) -> None:
     """Each chunk says what its actor bound it to; one-shots are applied once, in order, and cursors never go back."""
     bound = {at: applied for worker in chaos.rig.peers.values() for at, applied in getattr(worker, "bound", {}).items()}
@@ -272,6 +287,7 @@ def test_streaming_18_any_schedule_delivers_in_order_once_and_ends(kit: Any, see
         for chunk in client.chunks(name):
             assert chunk.outputs["frames"].values == {"from": f"{name}/frames/{chunk.index}"}
         check_applied(chaos, client.chunks(name))
+    check_pace(chaos)
     status = chaos.rig.core.status()
     for worker in status["workers"]:
         assert all(stage["sessions"] == stage["tasks"] == stage["cache_bytes"] == 0 for stage in worker["stages"])
