@@ -36,11 +36,11 @@ DOWNWARD = (
 WAKES = {"loop", "supervisor", "client_loop"}
 # Shared memory, for whoever writes it, reads it, or cleans up; never the broker.
 MEMORY = ("segment_files", "segments")
-MEMORY_FILES = {"workers": {"memory", "loop", "runner", "values", "supervisor"}, "client_loop": {"client_loop"}}
+MEMORY_FILES = {"workers": {"memory", "loop", "runner", "values", "supervisor"}, "client_memory": {"client_memory"}}
 # What stands on the first row: the SDK and the commands. They may import each other, downward.
 FACE = (
     "client_events", "client_view", "client_desk", "client_streams", "client_core", "client_values",
-    "client_request", "client_loop", "client_session", "client", "__init__", "settings", "poses", "timeline", "commands", "cli", "__main__",
+    "client_request", "client_memory", "client_loop", "client_session", "client", "__init__", "settings", "poses", "timeline", "commands", "cli", "__main__",
 )  # fmt: skip
 
 ZMQ = {"zmq"}

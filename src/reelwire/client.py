@@ -14,6 +14,7 @@ from . import __version__, checks, wire
 from . import client_events as e
 from .client_core import ClientCore
 from .client_loop import LINGER_S, Link, check_endpoint
+from .client_memory import ClientMemory
 from .client_request import FramesPolicy, Image, session_request
 from .client_session import ANSWER_TIMEOUT_S, Session
 from .endpoints import DEFAULT_ENDPOINT as DEFAULT_ENDPOINT
@@ -41,6 +42,8 @@ class Client:
         output_credit_chunks: chunks of a session that may be on their way to the application; the session waits while
             so many were made and not taken.
         output_credit_bytes: bytes of such chunks, at most; one chunk may go over it, or a large one could never come.
+        shared_memory: whether workers on this machine, of this user, may hand chunks over through shared memory, where
+            that can be had: the same frames with less copying. What travels inside of messages otherwise.
 
     Attributes:
         endpoint: where it connects to.
@@ -61,6 +64,7 @@ class Client:
         frame_bytes_max: int = 256 << 20,
         output_credit_chunks: int = Credit().chunks,
         output_credit_bytes: int = Credit().nbytes,
+        shared_memory: bool = True,
     ) -> None:
         """Connect, and wait until the broker has answered."""
         self.endpoint = endpoint or os.environ.get(ENDPOINT_VARIABLE) or DEFAULT_ENDPOINT
@@ -68,6 +72,7 @@ class Client:
         try:
             checks.check_seconds("connect_timeout_s", connect_timeout_s)
             checks.check_count("frame_bytes_max", frame_bytes_max, most=checks.BYTES_MAX)
+            checks.check_truth("shared_memory", shared_memory)
             checks.check_count("output_credit_chunks", output_credit_chunks)
             checks.check_count("output_credit_bytes", output_credit_bytes, most=checks.BYTES_MAX)
         except ConfigError as error:
@@ -80,7 +85,7 @@ class Client:
         limits = wire.Limits(frame_bytes_max=frame_bytes_max)
         said = {"frame_bytes_max": limits.frame_bytes_max, "header_bytes_max": limits.header_bytes_max}
         core = ClientCore(__version__, name, said, Credit(output_credit_chunks, output_credit_bytes))
-        self._link = Link(core, self.endpoint, limits)
+        self._link = Link(core, self.endpoint, limits, ClientMemory(shared_memory, frame_bytes_max))
         self._finalizer = weakref.finalize(self, self._link.leave)
         self._finalizer.atexit = False  # the loop's own exit handler also waits
         try:

@@ -92,6 +92,12 @@ class ClientCore:
                 self._connect(event.now)
             case e.Malformed():
                 self._malformed(event)
+            case e.Unreadable():
+                if self.phase == "attached" and event.attachment == self._desk.attachment:
+                    self._heard = event.now
+                    self._streams.unreadable(event.chunk, event.failure)
+                else:
+                    self._desk.drop("another attachment")
             case e.OutboxFull():
                 if self.phase == "attached":
                     self._lose("the broker doesn't read what it is sent")
@@ -238,7 +244,7 @@ class ClientCore:
             case m.SessionChanged() | m.ControlAccepted() | m.ControlRefused() | m.Chunk() | m.SessionEnded():
                 self._streams.said(now, message)
             case m.ProbeMemory(owner=owner):
-                self._desk.send(m.MemoryProbed(owner, b""))
+                self._desk.act(e.AnswerProbe(self._desk.attachment, owner))
             case _:
                 assert_never(message)
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from . import messages
 from .controls import KeyState
 from .errors import ReelwireError
-from .messages import Artifact, ControlBinding, EndMode, Pace
+from .messages import Artifact, ControlBinding, EndMode, Failure, Pace
 from .spec import Plain
 from .tensors import TensorRef
 
@@ -42,6 +42,16 @@ class Malformed:
     now: float
     reason: str
     version: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Unreadable:
+    """A chunk came whose bytes can't be had."""
+
+    now: float
+    attachment: int
+    chunk: messages.Chunk
+    failure: Failure
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,6 +174,7 @@ Event = (
     Connect
     | Received
     | Malformed
+    | Unreadable
     | OutboxFull
     | Broken
     | Tick
@@ -188,6 +199,14 @@ class Send:
 
     attachment: int
     message: messages.ClientMessage
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerProbe:
+    """Look for what stands in the probe of an owner of shared memory, and tell the broker."""
+
+    attachment: int
+    owner: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,4 +250,4 @@ class Stop:
     """The client is done: send what waits, within reason, and close the socket."""
 
 
-Action = Send | Reconnect | Done | Delivery | Changed | Stop
+Action = Send | AnswerProbe | Reconnect | Done | Delivery | Changed | Stop

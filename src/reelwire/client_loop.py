@@ -22,6 +22,7 @@ from . import client_events as e
 from . import endpoints, messages, wire
 from .checks import shown
 from .client_core import ClientCore
+from .client_memory import ClientMemory
 from .errors import RequestError, UsageError, VersionMismatch, WireError
 from .wake import Wake
 
@@ -66,6 +67,7 @@ class Link:
         core: the protocol.
         endpoint: where the broker listens, as `check_endpoint` accepts it.
         limits: what is accepted from the broker.
+        memory: reads what workers on this machine wrote into shared memory.
 
     Attributes:
         core: read it and feed it only under `lock`.
@@ -73,13 +75,14 @@ class Link:
         changed: is notified whenever something may have changed that a thread waits for.
     """
 
-    def __init__(self, core: ClientCore, endpoint: str, limits: wire.Limits) -> None:
+    def __init__(self, core: ClientCore, endpoint: str, limits: wire.Limits, memory: ClientMemory) -> None:
         """Start the thread."""
         self.core = core
         self.lock = threading.RLock()
         self.changed = threading.Condition(self.lock)
         self._endpoint = endpoint
         self._limits = limits
+        self._memory = memory
         self._answers: dict[int, e.Done] = {}
         self._next_call = 0
         self._delivery: e.Delivery | None = None
@@ -176,6 +179,8 @@ class Link:
                 case e.Send(attachment=attachment, message=message):
                     self._goodbye = isinstance(message, messages.Goodbye)
                     self._put(attachment, wire.pack(message))
+                case e.AnswerProbe(attachment=attachment, owner=owner):
+                    self._put(attachment, wire.pack(messages.MemoryProbed(owner, self._memory.probe(owner))))
                 case e.Done(call=call):
                     self._answers[call] = action
                 case e.Delivery():
@@ -230,10 +235,12 @@ class Link:
             while not self._stopped:
                 if self._reconnect:
                     dealer.close(linger=0)
+                    self._memory.close()
                     dealer = self._connected(context)
                 self._turn(dealer)
             self._flush(dealer)
         finally:
+            self._memory.close()
             dealer.close(linger=int(LINGER_S * 1000) if self._goodbye else 0)
 
     def _connected(self, context: zmq.Context[zmq.Socket[bytes]]) -> zmq.Socket[bytes]:
@@ -309,10 +316,20 @@ class Link:
         return False
 
     def _got(self, envelope: wire.Envelope[messages.ToClient]) -> None:
+        events = [self._event(envelope.attachment, message) for message in envelope.messages]
         with self.lock:
             now = time.monotonic()
-            for message in envelope.messages:
-                self._perform(self.core.handle(e.Received(now, envelope.attachment, message)))
+            for event in events:
+                self._perform(self.core.handle(event(now)))
+
+    def _event(self, attachment: int, message: messages.ToClient) -> Callable[[float], e.Event]:
+        """What a message says; bytes are copied out of shared memory here, before anybody has to wait for the lock."""
+        if not isinstance(message, messages.Chunk):
+            return lambda now: e.Received(now, attachment, message)
+        chunk = self._memory.with_bytes(message)
+        if isinstance(chunk, messages.Failure):
+            return lambda now: e.Unreadable(now, attachment, message, chunk)
+        return lambda now: e.Received(now, attachment, chunk)
 
     def _malformed(self, reason: str, *, version: bool) -> None:
         self.feed(lambda now: e.Malformed(now, reason, version))

@@ -30,8 +30,7 @@ CANCEL_TIMEOUT_S = 5.0
 class Chunk:
     """A chunk of a session: the frames, what made them, and when.
 
-    The arrays can't be written to. They are promised until the application asks for the next chunk; where the bytes
-    came inside the message, as they do over TCP, they stay valid for as long as they are referred to.
+    The arrays can't be written to. They stay valid for as long as they are referred to, however they came.
 
     Attributes:
         index: number of the chunk, from 0.

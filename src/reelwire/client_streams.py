@@ -122,6 +122,20 @@ class Streams:
             case _:
                 assert_never(message)
 
+    def unreadable(self, chunk: m.Chunk, failure: Failure) -> None:
+        """A chunk came whose bytes can't be had: its session can't go on, and the broker needn't keep it."""
+        view = self.views.get(chunk.session)
+        if view is None or view.ended:
+            self._desk.drop("unknown session")
+        elif chunk.index != view.have or view.have == view.chunks:
+            self._desk.drop("chunk out of order")
+        elif view.ending == "cancel":  # the broker may have given them back already
+            view.have += 1
+        else:
+            self._desk.send(m.EndSession(view.id, "cancel"))
+            self._ended(view, "failed", failure)
+            self._desk.act(e.Changed())
+
     def _control_refused(self, view: SessionView, message: m.ControlRefused) -> None:
         if message.index is None:
             view.slot_refused = message

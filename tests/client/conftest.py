@@ -36,6 +36,7 @@ class Rig:
         self.attachments: list[int] = []
         self.done: dict[int, e.Done] = {}
         self.delivered: list[e.Delivery] = []
+        self.probes: list[str] = []
         self.reconnects = 0
         self.stopped = False
         self.calls = 0
@@ -52,6 +53,8 @@ class Rig:
                     self.done[call] = action
                 case e.Delivery():
                     self.delivered.append(action)
+                case e.AnswerProbe(owner=owner):
+                    self.probes.append(owner)
                 case e.Reconnect():
                     self.reconnects += 1
                 case e.Stop():

@@ -87,7 +87,7 @@ def test_streaming_11_a_heartbeat_makes_good_a_grant_that_was_lost(attached: Rig
     assert attached.core.dropped == {}
 
 
-def grants_of(limit: int) -> list[m.ToClient]:
+def grants_of(limit: int) -> list[m.SessionChanged | m.Heartbeat]:
     return [m.SessionChanged("s", "running", limit), m.Heartbeat(grants=(m.ControlGrant("s", limit),))]
 
 
