@@ -132,10 +132,17 @@ class _Play:
     def _name(self, session: str) -> str:
         return next(name for name, each in self.sessions.items() if each.id == session)
 
+    def _awaits_clean_pass(self, session: Session) -> bool:
+        """Whether a chunk that the trace skips, without asking the actor, waits at ours for the actor to be free."""
+        edges = session.flow.edges
+        return any(all(index in edges[name].held for name in ("condition", "control")) for index in self.hits)
+
     def compare(self, label: str, name: str, state: dict[str, Any], comparison: Comparison) -> None:
-        """Cursors always; edges and stages as long as ours doesn't deliberately do more."""
+        """Cursors, once no clean pass is ahead; edges and stages as long as ours doesn't deliberately do more."""
         session = self.sessions[name]
         flow = session.flow
+        if self._awaits_clean_pass(session):
+            return
         cursors = {
             "next_condition_index": flow.next_condition_index,
             "next_control_index": flow.next_control_index,

@@ -18,7 +18,7 @@ from reelwire.pipeline.wan.vae import (
     load_state,
     vae_network,
 )
-from reelwire.pipeline.world.condition import ConditionStream
+from reelwire.pipeline.world.condition import ConditionStream, Constants
 from reelwire.pipeline.world.geometry import frames_to_bytes
 
 from .line import Comparison, Entry, Line, document, over_files, read_index, tensors
@@ -135,6 +135,9 @@ def _condition(folder: Path, name: str, entry: Entry, found: Comparison) -> None
     long = torch.cat([again.chunk(index)[0, 4:] for index in range(count)], dim=1)
     found.close("latents_long", long, data["latents_long"], ATOL)
     found.close("constant_latent", long[:, -1], data["constant_latent"], ATOL)
+    settling = ConditionStream(encoder, image[None], 1, Constants())
+    short = torch.cat([settling.chunk(index)[0, 4:] for index in range(count)], dim=1)
+    found.equal("found to be constant, and encoded on", short, long)
     start = entry["bitwise_constant_from_latent"]
     found.equal("constant from there on", long[:, start:], long[:, start : start + 1].expand_as(long[:, start:]))
     other = ConditionStream(encoder, -image[None].flip(-1), 1)
