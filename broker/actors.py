@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter, OrderedDict
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
@@ -48,6 +49,7 @@ class Actor:
         outstanding: tasks that were sent and aren't over, oldest first; at most one running and `mailbox` waiting.
         errands: how many initializations and releases were sent and aren't answered.
         answered_at: since when its next word is waited for: its last one, or the first that was sent after a pause.
+        looked_at_by: when it is looked at whether it hangs, in seconds; no later than it would count as hung.
         refuses: it had no room lately, although it should have had.
         failure: why its weights couldn't be loaded.
         waiting: sessions whose next task could run, with the media time of its chunk.
@@ -60,8 +62,9 @@ class Actor:
     tenants: dict[str, int] = field(default_factory=dict)
     bytes_used: int = 0
     outstanding: OrderedDict[TaskKey, Task] = field(default_factory=OrderedDict)
-    errands: Counter[Errand] = field(default_factory=Counter)
+    errands: Counter[Errand] = field(default_factory=lambda: Counter({"initialize": 0, "release": 0}))
     answered_at: float = 0.0
+    looked_at_by: float = math.inf
     refuses: bool = False
     failure: str = ""
     waiting: Turns[Tenant] = field(default_factory=Turns)
@@ -74,7 +77,12 @@ class Actor:
     @property
     def is_idle(self) -> bool:
         """Whether what is sent now starts at once."""
-        return not self.outstanding and not self.errands.total()
+        return not self.outstanding and not self.has_errands
+
+    @property
+    def has_errands(self) -> bool:
+        """Whether an initialization or a release isn't answered."""
+        return self.errands["initialize"] > 0 or self.errands["release"] > 0
 
     @property
     def fits_one_more(self) -> bool:
@@ -131,12 +139,12 @@ class Actor:
         It is the longest time that anything it was sent may take: which of them it is at isn't known here, and whoever
         waits behind a slow neighbour must not take it for hung.
         """
-        limits = [
-            *([initialize_s] if self.errands["initialize"] else []),
-            *([task_s] if self.outstanding else []),
-            *([release_s] if self.errands["release"] else []),
-        ]
-        return max(limits, default=None)
+        limit_s = task_s if self.outstanding else 0.0
+        if self.errands["initialize"]:
+            limit_s = max(limit_s, initialize_s)
+        if self.errands["release"]:
+            limit_s = max(limit_s, release_s)
+        return limit_s or None  # there is no setting of 0 s
 
     def pump(self) -> None:
         """Send tasks, by turns, as long as there is room."""
@@ -148,6 +156,7 @@ class Actor:
         assert len(self.outstanding) <= 1 + self.offer.mailbox, f"{self.offer.stage}: too many tasks"
         assert len(self.tenants) <= self.offer.slots, f"{self.offer.stage}: too many sessions"
         assert self.bytes_used == sum(self.tenants.values()), f"{self.offer.stage}: bytes don't add up"
+        assert set(self.errands) == {"initialize", "release"}, f"{self.offer.stage}: an errand of another kind"
         assert all(count >= 0 for count in self.errands.values()), f"{self.offer.stage}: more answers than errands"
         assert all(key[0] in self.tenants for key in self.outstanding), f"{self.offer.stage}: task of a stranger"
         self.waiting.check(self.tenants)

@@ -165,6 +165,8 @@ class Attaching(ABC):
         self._beats.drop(peer.attachment)
         self._silences.drop(peer.attachment)
         if peer.kind == "worker":
+            for actor in peer.actors.values():
+                desk.silences.drop(actor)
             before = self._placement.specs()
             self._placement.remove(peer)
             self._tell_specs(before)
@@ -198,9 +200,10 @@ class Attaching(ABC):
             else:
                 self._drop(peer, f"not heard for {now - peer.heard_at:.1f} s")
         while (actor := self._desk.silences.pop_due(now)) is not None:
-            reason = f"stage {actor.offer.stage!r} said nothing for {now - actor.answered_at:.1f} s"
-            self._desk.give_up(actor.worker, reason)
-            self._settle()
+            if self._desk.look(actor):
+                reason = f"stage {actor.offer.stage!r} said nothing for {now - actor.answered_at:.1f} s"
+                self._desk.give_up(actor.worker, reason)
+                self._settle()
 
     def _check_attached(self) -> None:
         """Assert that every peer has its timers."""

@@ -102,7 +102,6 @@ class BrokerCore(Attaching):
             assert not left, "work was left undone"
         self._check_attached()
         self._placement.check()
-        desk.timers.check()
         desk.memory.check([session.leases for session in self.sessions.values()], self._peers.workers.values())
         assert len(self.sessions) <= self._config.sessions_max, "too many sessions"
         assert len(self._ended) <= ENDED_KEPT_MAX, "too many ended sessions"
@@ -128,7 +127,7 @@ class BrokerCore(Attaching):
         assert held == taken, "sessions and actors disagree about who lives where"
         errands = sum(actor.errands.total() for actor in self._actors())
         assert errands == sum(len(seat.errands) for seat in seats), "errands"
-        assert set(desk.silences.all()) == {actor for actor in self._actors() if not actor.is_idle}, "hung and unseen"
+        desk.check(self._actors())
         for peer in self._peers.by_route.values():
             assert set(peer.sessions) <= set(self.sessions), f"{peer.name} has a session that isn't there"
 

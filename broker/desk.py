@@ -163,7 +163,7 @@ class Desk:
     def _hangs_at(self, actor: Actor) -> float:
         config = self.config
         limit_s = actor.silent_limit_s(config.initialize_timeout_s, config.task_timeout_s, config.close_timeout_s)
-        return math.inf if limit_s is None else actor.answered_at + limit_s
+        return math.inf if limit_s is None or actor.worker.gone else actor.answered_at + limit_s
 
     def hung_at(self, actor: Actor) -> float | None:
         """When an actor counts as hung for a session that ends; None when it owes nothing.
@@ -196,7 +196,9 @@ class Desk:
         self.silences.check()
         assert set(self.silences.all()) <= set(actors), "an actor that is gone is looked at"
         for actor in actors:
-            assert (actor in self.silences) == (actor.looked_at_by < math.inf), f"{actor.offer.stage}: looked at, or not"
+            assert (actor in self.silences) == (actor.looked_at_by < math.inf), (
+                f"{actor.offer.stage}: looked at, or not"
+            )
             assert actor.looked_at_by <= self._hangs_at(actor), f"{actor.offer.stage}: would hang unseen"
 
     def give_up(self, worker: Peer, reason: str) -> None:

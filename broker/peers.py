@@ -28,7 +28,6 @@ class Peer:
         name: a worker's own, a client's own or one made from its number.
         heard_at: when its last message arrived, in seconds.
         busy_until: until when it said that it may be silent.
-        sent_at: when the last message went to it.
         gone: it was dropped; nothing is sent to it.
         draining: a worker that takes no new sessions.
         limits: what it accepts of a message.
@@ -48,7 +47,6 @@ class Peer:
     name: str
     heard_at: float
     busy_until: float = 0.0
-    sent_at: float = 0.0
     gone: bool = False
     draining: bool = False
     limits: Limits = field(default_factory=Limits)
@@ -83,7 +81,7 @@ class Peers:
         """
         assert route not in self.by_route, "attached over somebody else"
         self._last += 1
-        peer = Peer(route, self._last, kind, name or f"{kind}-{self._last}", now, sent_at=now)
+        peer = Peer(route, self._last, kind, name or f"{kind}-{self._last}", now)
         self.by_route[route] = self.by_attachment[peer.attachment] = peer
         if kind == "worker":
             assert name not in self.workers, "a worker's name twice"
