@@ -64,6 +64,7 @@ SPEC = StreamSpec(
     frames_first=1,
     frames_next=2,
     fps=16.0,
+    control_names=("a", "d", "s", "w"),
 )
 
 
