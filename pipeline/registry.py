@@ -140,9 +140,10 @@ def _integer(name: str, text: str, least: int, most: int) -> int:
 
 
 def _switch(name: str, text: str) -> bool:
-    if text not in ("on", "off"):
+    truth = {"on": True, "true": True, "off": False, "false": False}  # the latter two as a TOML file's values arrive
+    if text not in truth:
         raise RequestError(name, f"{text!r} is not accepted; accepted: on, off")
-    return text == "on"
+    return truth[text]
 
 
 def _object(place: str, name: str) -> Any:

@@ -23,18 +23,15 @@ def golden_root() -> Path | None:
 
 
 def golden_files() -> list[Any]:
-    """(folder, file, verdict) of all sets, as the script names them; one skipped entry when there is no data."""
+    """Folder and file of all sets, as the script names them; one skipped entry when there is no data."""
     root = golden_root()
     if root is None:
-        return [pytest.param("", "", "", marks=pytest.mark.skip(reason="REELWIRE_GOLDEN names no folder"))]
+        return [pytest.param("", "", marks=pytest.mark.skip(reason="REELWIRE_GOLDEN names no folder"))]
     found = []
     for index in sorted(root.rglob("index.json")):
         folder = index.parent.relative_to(root).as_posix()
         files = json.loads(index.read_text(encoding="utf-8"))["files"]
-        for file, entry in files.items():
-            # Recorded with a latent-cache hit, after which ours deliberately equals a cold run.
-            wanted = "not compared" if entry.get("skipped_chunks") else "ok"
-            found.append(pytest.param(folder, file, wanted, id=f"{folder}/{file}"))
+        found += [pytest.param(folder, file, id=f"{folder}/{file}") for file in files]
     assert found, f"no golden set in {root}"
     return found
 
@@ -55,8 +52,8 @@ def verdicts() -> dict[tuple[str, str], list[dict[str, Any]]]:
 
 
 @pytest.mark.timeout(TIMEOUT_S)
-@pytest.mark.parametrize(("folder", "file", "wanted"), golden_files())
-def test_golden(folder: str, file: str, wanted: str, verdicts: dict[tuple[str, str], list[dict[str, Any]]]) -> None:
-    """Our numbers for this file are within its tolerance; only recordings with a cache hit aren't compared."""
+@pytest.mark.parametrize(("folder", "file"), golden_files())
+def test_golden(folder: str, file: str, verdicts: dict[tuple[str, str], list[dict[str, Any]]]) -> None:
+    """Our numbers for this file are within its tolerance."""
     for line in verdicts[folder, file]:
-        assert line["status"] == wanted, f"{line['note']}: {line['error']} of {line['tolerance']}"
+        assert line["status"] == "ok", f"{line['note']}: {line['error']} of {line['tolerance']}"

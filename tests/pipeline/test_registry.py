@@ -30,6 +30,10 @@ def test_the_world_model_is_built_in() -> None:
     assert (made.condition_constant, plain.condition_constant) == (True, False)
     assert (made.latent_cache_bytes, plain.latent_cache_bytes) == (1 << 30, 0)
     assert plain.spec == made.spec
+    for text, value in (("on", True), ("true", True), ("false", False)):
+        chosen = registry.load("world", {"condition_constant": text})
+        assert isinstance(chosen, WorldPipeline)
+        assert chosen.condition_constant is value
 
 
 @pytest.mark.parametrize(
