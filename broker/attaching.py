@@ -14,7 +14,7 @@ from reelwire.spec import StreamSpec
 from . import transitions as t
 from .config import BrokerConfig
 from .desk import Desk
-from .events import Malformed
+from .events import Malformed, Received
 from .fitting import limits_of
 from .leases import offer_objection
 from .peers import Kind, Peer, Peers, Told
@@ -49,8 +49,9 @@ class Attaching(ABC):
     def _settle(self) -> None:
         """Do what follows from what was just done."""
 
-    def _hello(self, route: bytes, kind: Kind, name: str, hello: m.ClientHello | m.WorkerHello) -> None:
-        desk = self._desk
+    def _hello(self, route: bytes, hello: m.ClientHello | m.WorkerHello) -> None:
+        desk, name = self._desk, hello.name
+        kind: Kind = "worker" if isinstance(hello, m.WorkerHello) else "client"
         if not versions.fit(hello.version, self._version):
             self._reject(route, "version", f"the broker has reelwire {self._version}, you have {hello.version}")
             return
@@ -111,8 +112,10 @@ class Attaching(ABC):
                 if other is not peer:
                     self._desk.send(other, m.ProbeMemory(peer.memory.owner))
 
-    def _memory_probed(self, peer: Peer, message: m.MemoryProbed) -> None:
+    def _memory_probed(self, peer: Peer, event: Received) -> None:
         """A peer that can tell a worker's probe reads what that worker writes from now on, in all sessions of both."""
+        message = event.message
+        assert isinstance(message, m.MemoryProbed)
         worker = self._peers.owners.get(message.owner)
         if worker is None or worker.memory is None or worker is peer or message.probe != worker.memory.probe:
             self._desk.count("memory_not_mapped", peer=peer.name)

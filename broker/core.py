@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import OrderedDict
+from collections.abc import Callable
 from typing import assert_never
 
 from reelwire import messages as m
@@ -23,7 +24,7 @@ from .attaching import Attaching
 from .config import BrokerConfig
 from .desk import TimerKey
 from .events import Event, Malformed, OutboxFull, Received, ShutdownRequested, TurnEnded, Unreachable
-from .peers import Peer
+from .peers import KINDS, Kind, Peer
 from .placement import AdmitSpec
 from .requests import refusal
 from .session import Session
@@ -52,6 +53,7 @@ class BrokerCore(Attaching):
         self._draining = False
         self._stopped = False
         self._unread_since: float | None = None
+        self._hears = self._heard()
         self.sessions: dict[str, Session] = {}
 
     @property
@@ -135,11 +137,8 @@ class BrokerCore(Attaching):
 
     def _received(self, event: Received) -> None:
         message = event.message
-        if isinstance(message, m.ClientHello):
-            self._hello(event.route, "client", message.name, message)
-            return
-        if isinstance(message, m.WorkerHello):
-            self._hello(event.route, "worker", message.name, message)
+        if isinstance(message, m.ClientHello | m.WorkerHello):
+            self._hello(event.route, message)
             return
         peer = self._peers.by_route.get(event.route)
         if peer is None or peer.attachment != event.attachment:
@@ -148,22 +147,38 @@ class BrokerCore(Attaching):
                 self._desk.answer(event.route, m.Rejected("unknown_peer", "say hello first"))
             return
         peer.heard_at = self._desk.now
-        match message:
-            case m.Heartbeat():
-                self._heartbeat(peer, message)
-            case m.MemoryProbed():
-                self._memory_probed(peer, message)
-            case m.Goodbye(reason=reason):
-                self._drop(peer, "left" + (f": {reason}" if reason else ""), left=True)
-            case _ if peer.kind == "client" and isinstance(message, m.ClientMessage):
-                self._client_says(peer, event)
-            case _ if peer.kind == "worker" and isinstance(message, m.WorkerMessage):
-                self._worker_says(peer, message)
-            case _:
-                self._expel(peer, "malformed", f"a {peer.kind} doesn't send {type(message).__name__}")
+        hear = self._hears.get((peer.kind, type(message)))
+        if hear is None:
+            self._expel(peer, "malformed", f"a {peer.kind} doesn't send {type(message).__name__}")
+        else:
+            hear(peer, event)
 
-    def _heartbeat(self, peer: Peer, beat: m.Heartbeat) -> None:
+    def _heard(self) -> dict[tuple[Kind, type], Callable[[Peer, Received], None]]:
+        """Who may say what, and where it is heard; hellos aside."""
+        return {
+            ("worker", m.TaskDone): self._task_done,
+            ("worker", m.TaskStarted): self._stage_says,
+            ("worker", m.StageInitialized): self._stage_initialized,
+            ("worker", m.StageReleased): self._stage_says,
+            ("worker", m.StageFailed): self._stage_failed,
+            ("worker", m.StageReady): self._stage_ready,
+            ("worker", m.Draining): self._worker_drains,
+            ("client", m.Ack): self._client_says,
+            ("client", m.SetKeys): self._client_steers,
+            ("client", m.SubmitControl): self._client_steers,
+            ("client", m.EndSession): self._client_says,
+            ("client", m.OpenSession): self._client_opens,
+            ("client", m.AskStatus): self._client_asks,
+            ("client", m.AskMetrics): self._client_asks,
+            **{(kind, m.Heartbeat): self._heartbeat for kind in KINDS},
+            **{(kind, m.MemoryProbed): self._memory_probed for kind in KINDS},
+            **{(kind, m.Goodbye): self._goodbye for kind in KINDS},
+        }
+
+    def _heartbeat(self, peer: Peer, event: Received) -> None:
         """A sign of life; a client's says again what it took, in case that was lost."""
+        beat = event.message
+        assert isinstance(beat, m.Heartbeat)
         peer.busy_until = self._desk.now + min(max(beat.busy_for_s, 0.0), self._config.busy_for_s_max)
         self._watch(peer)
         if beat.grants or (beat.acks and peer.kind != "client"):
@@ -175,32 +190,47 @@ class BrokerCore(Attaching):
             if session is not None:  # else it ended a moment ago
                 session.handle(ack)
 
-    # --- what peers say ------------------------------------------------------------------------------------------------
+    def _goodbye(self, peer: Peer, event: Received) -> None:
+        assert isinstance(event.message, m.Goodbye)
+        reason = event.message.reason
+        self._drop(peer, "left" + (f": {reason}" if reason else ""), left=True)
+
+    # --- what clients say ----------------------------------------------------------------------------------------------
 
     def _client_says(self, peer: Peer, event: Received) -> None:
+        """Tell a client's session."""
         message = event.message
-        match message:
-            case m.OpenSession():
-                self._open(peer, message, event.nbytes, event.entropy)
-            case m.AskStatus(request=request):
-                self._desk.send(peer, m.Status(request, self.status()))
-            case m.AskMetrics(request=request, session=name):
-                self._desk.send(peer, m.Metrics(request, name, self._metrics(peer, name)))
-            case m.SetKeys() | m.SubmitControl() | m.Ack() | m.EndSession():
-                session = peer.sessions.get(message.session)
-                if session is None:
-                    self._desk.count("unknown_session", message=type(message).__name__)
-                elif isinstance(message, m.SetKeys | m.SubmitControl) and event.nbytes > self._config.control_bytes_max:
-                    index = message.index if isinstance(message, m.SubmitControl) else None
-                    reason = f"the message has {event.nbytes} bytes; accepted: {self._config.control_bytes_max}"
-                    self._desk.count("controls_refused", session=session.id, code="malformed")
-                    self._desk.send(peer, m.ControlRefused(session.id, index, "malformed", reason))
-                else:
-                    session.handle(message)
-            case _:
-                raise AssertionError(f"{type(message).__name__} was handled before")
+        assert isinstance(message, t.ClientSays)
+        session = peer.sessions.get(message.session)
+        if session is None:
+            self._desk.count("unknown_session", message=type(message).__name__)
+        else:
+            session.handle(message)
 
-    def _open(self, peer: Peer, request: m.OpenSession, nbytes: int, entropy: bytes) -> None:
+    def _client_steers(self, peer: Peer, event: Received) -> None:
+        """Tell a client's session, unless it is too much for keys or a control."""
+        message = event.message
+        assert isinstance(message, m.SetKeys | m.SubmitControl)
+        if event.nbytes <= self._config.control_bytes_max or message.session not in peer.sessions:
+            self._client_says(peer, event)
+            return
+        index = message.index if isinstance(message, m.SubmitControl) else None
+        reason = f"the message has {event.nbytes} bytes; accepted: {self._config.control_bytes_max}"
+        self._desk.count("controls_refused", session=message.session, code="malformed")
+        self._desk.send(peer, m.ControlRefused(message.session, index, "malformed", reason))
+
+    def _client_asks(self, peer: Peer, event: Received) -> None:
+        message = event.message
+        assert isinstance(message, m.AskStatus | m.AskMetrics)
+        if isinstance(message, m.AskStatus):
+            self._desk.send(peer, m.Status(message.request, self.status()))
+        else:
+            values = self._metrics(peer, message.session)
+            self._desk.send(peer, m.Metrics(message.request, message.session, values))
+
+    def _client_opens(self, peer: Peer, event: Received) -> None:
+        request, nbytes, entropy = event.message, event.nbytes, event.entropy
+        assert isinstance(request, m.OpenSession)
         known = peer.keys.get(request.key)
         if known is not None:
             self._desk.send(peer, m.SessionOpened(request.key, known, self.sessions[known].token))
@@ -236,32 +266,47 @@ class BrokerCore(Attaching):
         attachment, values = self._ended.get(name, (0, {}))
         return values if attachment == peer.attachment else {}
 
-    def _worker_says(self, peer: Peer, message: m.ToBroker) -> None:
-        if isinstance(message, m.StageReady):
-            self._stage_ready(peer, message)
-            return
-        if isinstance(message, m.Draining):
-            self._worker_drains(peer)
-            return
-        assert isinstance(message, t.WorkerSays), f"{type(message).__name__} was handled before"
-        if isinstance(message, m.StageFailed) and message.phase == "build":
-            self._stage_not_built(peer, message)
-            return
-        if isinstance(message, m.StageInitialized) and message.cache_bytes < 0:
-            self._expel(
-                peer, "malformed", f"StageInitialized.cache_bytes is {message.cache_bytes}; accepted: 0 and more"
-            )
-            return
-        if isinstance(message, m.StageInitialized) and not message.handed.is_inline:
+    # --- what workers say ----------------------------------------------------------------------------------------------
+
+    def _task_done(self, peer: Peer, event: Received) -> None:
+        """Tell the session; what it doesn't take of the shared memory that the result refers to goes back."""
+        message, memory = event.message, self._desk.memory
+        assert isinstance(message, m.TaskDone)
+        memory.arrive(peer, message.outputs)
+        self._tell_session(peer, message)
+        memory.handled()
+
+    def _stage_says(self, peer: Peer, event: Received) -> None:
+        message = event.message
+        assert isinstance(message, m.TaskStarted | m.StageReleased)
+        self._tell_session(peer, message)
+
+    def _stage_initialized(self, peer: Peer, event: Received) -> None:
+        message = event.message
+        assert isinstance(message, m.StageInitialized)
+        if message.cache_bytes < 0:
+            reason = f"StageInitialized.cache_bytes is {message.cache_bytes}; accepted: 0 and more"
+            self._expel(peer, "malformed", reason)
+        elif message.handed.is_inline:
+            self._tell_session(peer, message)
+        else:
             failure = Failure("stage", "handed something on in shared memory; accepted: tensors inside of the message")
             at = (message.session, message.stage, message.epoch, message.stage_epoch)
-            message = m.StageFailed(*at, "initialize", None, failure)
-        outputs = message.outputs if isinstance(message, m.TaskDone) else {}
-        self._desk.memory.arrive(peer, outputs)
-        self._stage_says(peer, message)
-        self._desk.memory.handled()
+            self._tell_session(peer, m.StageFailed(*at, "initialize", None, failure))
 
-    def _stage_says(self, peer: Peer, message: t.WorkerSays) -> None:
+    def _stage_failed(self, peer: Peer, event: Received) -> None:
+        message = event.message
+        assert isinstance(message, m.StageFailed)
+        if message.phase != "build":
+            self._tell_session(peer, message)
+            return
+        reason = message.failure.message
+        for (_, stage), actor in peer.actors.items():
+            if stage == message.stage:
+                actor.failure = reason
+        self._desk.log("error", "stage_not_built", peer=peer.name, stage=message.stage, reason=reason)
+
+    def _tell_session(self, peer: Peer, message: t.WorkerSays) -> None:
         """Tell the session that a stage speaks of, if it lives there and the stage speaks of this attempt at it."""
         session = peer.sessions.get(message.session)
         seat = None if session is None or session.seats is None else session.seats.seats.get(message.stage)
@@ -272,7 +317,7 @@ class BrokerCore(Attaching):
         else:
             session.handle(message)
 
-    def _worker_drains(self, peer: Peer) -> None:
+    def _worker_drains(self, peer: Peer, _event: Received) -> None:
         """Place nobody at a worker that stops; what its sessions accepted is delivered."""
         if peer.draining:
             return
@@ -281,7 +326,9 @@ class BrokerCore(Attaching):
         for session in list(peer.sessions.values()):
             session.handle(t.ShuttingDown(self._config.drain_s, peer))
 
-    def _stage_ready(self, peer: Peer, message: m.StageReady) -> None:
+    def _stage_ready(self, peer: Peer, event: Received) -> None:
+        message = event.message
+        assert isinstance(message, m.StageReady)
         actor = peer.actors.get((message.pipeline, message.stage))
         if actor is None or message.session_bytes < 0:
             self._expel(peer, "malformed", f"stage {message.pipeline}/{message.stage} can't be ready")
@@ -289,13 +336,6 @@ class BrokerCore(Attaching):
         actor.is_ready, actor.session_bytes, actor.failure = True, message.session_bytes, ""
         self._desk.freed = True
         self._desk.log("info", "stage_ready", peer=peer.name, pipeline=message.pipeline, stage=message.stage)
-
-    def _stage_not_built(self, peer: Peer, message: m.StageFailed) -> None:
-        for (_, stage), actor in peer.actors.items():
-            if stage == message.stage:
-                actor.failure = message.failure.message
-        reason = message.failure.message
-        self._desk.log("error", "stage_not_built", peer=peer.name, stage=message.stage, reason=reason)
 
     # --- time ----------------------------------------------------------------------------------------------------------
 

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from .session import Session
 
 Kind = Literal["client", "worker"]
+KINDS: tuple[Kind, ...] = ("client", "worker")
 
 
 @dataclass(slots=True, eq=False)

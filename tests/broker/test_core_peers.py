@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
@@ -165,6 +165,14 @@ def test_streaming_34_strangers_that_were_told_are_forgotten_at_last(kit: Any) -
     for number in range(20):
         rig.handle(Malformed(rig.now, b"%d" % number, "malformed", "garbage"))
     assert len(rig.core._told) == 4
+
+
+def test_every_word_of_a_peer_is_heard(rig: Any) -> None:
+    """Of clients and workers, each message of their direction but the hello, and no other."""
+    words = {"client": set(get_args(m.ClientMessage)), "worker": set(get_args(m.WorkerMessage))}
+    words["client"].remove(m.ClientHello)
+    words["worker"].remove(m.WorkerHello)
+    assert set(rig.core._hears) == {(kind, word) for kind, said in words.items() for word in said}
 
 
 @pytest.mark.parametrize(
