@@ -74,7 +74,8 @@ class Stack:
 
     def _start(self, *arguments: str) -> Daemon:
         log = self._folder / f"{len(self._daemons)}-{arguments[0]}.log"
-        kept = {name: value for name, value in os.environ.items() if not name.startswith("REELWIRE_")}
+        ours = [name for name in os.environ if name.startswith("REELWIRE_") and name != "REELWIRE_SHARED_MEMORY"]
+        kept = {name: value for name, value in os.environ.items() if name not in ours}
         with log.open("w") as stream:
             process = subprocess.Popen(
                 [sys.executable, "-P", "-m", "reelwire", *arguments],

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
@@ -56,9 +57,10 @@ class LabStage:
 
     session_bytes = 1 << 16
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, side: int) -> None:
         """Start without sessions."""
         self.name = name
+        self.side = side
         self.sessions: dict[str, tuple[Values, int]] = {}
 
     def initialize(self, session: str, chunks: int, request: Values, handed: Values) -> Initialized:
@@ -83,7 +85,9 @@ class LabStage:
             Path(str(request["gate"])).read_bytes()  # blocks until somebody opens the other end and closes it
         self.sessions[session] = (request, made + 1)
         if self.name == "mix":
-            value = np.random.default_rng([int(request["seed"]), index]).integers(0, 200, (SIDE, SIDE), dtype=np.uint8)
+            value = np.random.default_rng([int(request["seed"]), index]).integers(
+                0, 200, (self.side, self.side), dtype=np.uint8
+            )
             return StageResult({"paint": {"paint": value}})
         if self.name == "draw":
             keys = list(inputs["control"].get("keys", []))
@@ -98,16 +102,20 @@ class LabStage:
 
 
 class LabPipeline:
-    """Serves `SPEC`."""
+    """Serves `SPEC`, perhaps under another name, with frames of `side` x `side` pixels."""
 
-    spec = SPEC
     array_library: Literal["numpy", "torch"] = "numpy"
+
+    def __init__(self, name: str, side: int) -> None:
+        """Keep both."""
+        self.spec = replace(SPEC, name=name)
+        self._side = side
 
     def build(self, stage: str, device: str) -> Stage:
         """Make one stage; there is nothing to load."""
-        return LabStage(stage)
+        return LabStage(stage, self._side)
 
 
-def pipeline(**_options: Any) -> LabPipeline:
+def pipeline(name: str = SPEC.name, side: str = str(SIDE)) -> LabPipeline:
     """What the worker loads."""
-    return LabPipeline()
+    return LabPipeline(name, int(side))
