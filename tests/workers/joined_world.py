@@ -245,7 +245,7 @@ class World:
             case m.Welcome() if not self.films:  # later ones say which pipelines there are
                 for number in range(SESSIONS):
                     film = self.films[str(number)] = Film(str(number), self.spec, by_keys=number % 2 == 1)
-                    binding: m.ControlBinding = self.chance.choice(["late", "late", "early"])
+                    binding: m.ControlBinding = "early" if number == 1 else "late"
                     self.tell(self.attachment, m.OpenSession(film.key, "toy", CHUNKS, control_binding=binding))
             case m.SessionOpened():
                 self.living[message.session] = self.films[message.key]
