@@ -142,7 +142,12 @@ def _record_decoding(kind: Any, names: dict[str, Any]) -> list[str]:
     for name, member in members:
         lines += _decoding(member, f"_{name}", repr(f"{kind.__name__}.{name}"), names)
     names["kind"] = kind
-    return [*lines, f"return kind({', '.join(f'_{name}' for name, _ in members)})"]
+    if hasattr(kind, "__post_init__") or "__slots__" not in vars(kind):
+        return [*lines, f"return kind({', '.join(f'_{name}' for name, _ in members)})"]
+    # What a frozen class's own __init__ does costs twice as much, because it goes through object.__setattr__.
+    names["new"] = object.__new__
+    names |= {f"set_{name}": vars(kind)[name].__set__ for name, _ in members}
+    return [*lines, "self = new(kind)", *(f"set_{name}(self, _{name})" for name, _ in members), "return self"]
 
 
 def _decoding(hint: Any, value: str, path: str, names: dict[str, Any]) -> list[str]:

@@ -25,7 +25,7 @@ import msgpack
 
 from . import messages
 from .codec import Buffer as Buffer
-from .codec import Frames, decoder, encoder
+from .codec import Decoder, Frames, decoder, encoder
 from .errors import VersionMismatch, WireError
 
 MAGIC = "reelwire"
@@ -40,6 +40,22 @@ HEADER_BYTES = 32
 ENTRY_BYTES = 8
 
 M = TypeVar("M")
+
+MAGIC = "reelwire"
+PROTOCOL = 2
+TOGETHER_MAX = 256
+"""Messages that may travel together."""
+TOGETHER_HEADER_BYTES_MAX = 128 << 10
+"""Above this header, and above these bytes of tensors, a message travels alone."""
+TOGETHER_TENSOR_BYTES_MAX = 64 << 10
+HEADER_BYTES = 32
+"""No header takes more beside its messages, and no message more in it than this beside its name and its body."""
+ENTRY_BYTES = 8
+
+M = TypeVar("M")
+
+_pack = cast("Callable[[Any], bytes]", msgpack.Packer().pack)
+"""One packer for all: it keeps its buffer. It runs none of our code, so it is never entered twice at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,13 +152,16 @@ class Batch:
 
     def add(self, attachment: int, packed: Packed, limits: Limits) -> bool:
         """Whether one more message travels with these; not when the peer, which has these limits, might refuse them."""
-        header_bytes = self._header_bytes + _entry_bytes(packed)
-        if attachment != self.attachment or header_bytes > min(TOGETHER_HEADER_BYTES_MAX, limits.header_bytes_max):
+        header_bytes, tensor_bytes = self._header_bytes + _entry_bytes(packed), self._tensor_bytes
+        if attachment != self.attachment or len(self._packed) >= TOGETHER_MAX:
             return False
-        tensor_bytes = self._tensor_bytes + sum(sizes_of(packed.buffers))
-        if tensor_bytes > min(TOGETHER_TENSOR_BYTES_MAX, limits.message_bytes_max - header_bytes):
+        if header_bytes > TOGETHER_HEADER_BYTES_MAX or header_bytes > limits.header_bytes_max:
             return False
-        if len(self._packed) >= TOGETHER_MAX or self._frames + len(packed.buffers) > limits.frames_max:
+        if packed.buffers:
+            tensor_bytes += sum(sizes_of(packed.buffers))
+            if self._frames + len(packed.buffers) > limits.frames_max:
+                return False
+        if tensor_bytes > TOGETHER_TENSOR_BYTES_MAX or header_bytes + tensor_bytes > limits.message_bytes_max:
             return False
         self._packed.append(packed)
         self._header_bytes, self._tensor_bytes = header_bytes, tensor_bytes
@@ -165,6 +184,21 @@ class Direction(Generic[M]):
     def __init__(self, union: object) -> None:
         """Take them from the closed union of the direction."""
         self.kinds: dict[str, type] = {kind.__name__: kind for kind in typing.get_args(union)}
+        self._decoders: dict[str, Decoder] = {}
+
+    def decoder(self, name: str) -> Decoder:
+        """What makes a message of its body.
+
+        Raises:
+            WireError: no message has that name.
+        """
+        found = self._decoders.get(name)
+        if found is None:
+            kind = self.kinds.get(name)
+            if kind is None:
+                raise WireError(f"message {name[:40]!r} is unknown in this direction")
+            found = self._decoders[name] = decoder(kind)
+        return found
 
 
 TO_BROKER: Direction[messages.ToBroker] = Direction(messages.ToBroker)
@@ -236,24 +270,23 @@ def decode(frames: Sequence[Buffer], direction: Direction[M], limits: Limits) ->
     taken = Frames(frames)
     found: list[M] = []
     nbytes: list[int] = []
-    for at in range(0, len(entries), 2):
+    for name, body in zip(entries[::2], entries[1::2], strict=True):
         first = taken.begin()
-        found.append(_message(entries[at], entries[at + 1], direction, taken))
-        nbytes.append(len(entries[at]) + len(entries[at + 1]) + sum(sizes[first : taken.next]))
+        found.append(_message(name, body, direction, taken))
+        size = len(name) + len(body)
+        nbytes.append(size if first == taken.next else size + sum(sizes[first : taken.next]))
     if taken.next < len(frames):
         raise WireError(f"{_names(entries)} refers to {taken.next - 1} of {len(frames) - 1} frames")
     return Envelope(attachment, tuple(found), tuple(nbytes))
 
 
 def _message(name: object, body: object, direction: Direction[M], frames: Frames) -> M:
-    if not isinstance(name, str):
+    if type(name) is not str:
         raise WireError("the message's name is not a text")
-    kind = direction.kinds.get(name)
-    if kind is None:
-        raise WireError(f"message {name[:40]!r} is unknown in this direction")
-    if not isinstance(body, bytes):
+    decode_fields = direction.decoder(name)
+    if type(body) is not bytes:
         raise WireError(f"{name}'s body is not bytes")
-    return cast("M", decoder(kind)(_unpacked(body, name), frames, name))
+    return cast("M", decode_fields(_unpacked(body, name), frames, name))
 
 
 def _unpacked(data: Buffer, what: str) -> Any:
