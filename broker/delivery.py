@@ -91,6 +91,7 @@ class Delivering(Steering):
             self.timing.committed(index, timing, snapshot.changes_at, now)
             if self.clock is not None:
                 self.clock.committed(index, now)
+                flow.stages[self._steered].is_stale = True
             self.credit.send(sum(artifact.nbytes for artifact in outputs.values()))
             self.ring.append(chunk)
             self._wait_for_client()
@@ -135,7 +136,9 @@ class Delivering(Steering):
         """Tell the client its state, how far controls may go, and why it ends, when that changes; a grant never goes back."""
         state, limit, failure = self._told
         if self.state in ("ready", "running"):
-            limit = max(limit, min(self.flow.next_commit + AHEAD_MAX + 1, self.flow.control_limit))
+            most = self.flow.next_commit + AHEAD_MAX + 1
+            if limit < most:
+                limit = max(limit, min(most, self.flow.control_limit))
         elif self.state in ENDED:
             return
         if limit != self._told[1] or self.state != state or self.failure != failure:

@@ -34,9 +34,22 @@ class Edge:
         held: artifacts that arrived and that a consumer still needs.
         missing: what its consumer waits for when there is nothing on it.
         full: what its producer waits for when there is no room on it.
+        producer: the stage that makes it; None for an external input.
+        consumers: the stages that consume it.
     """
 
-    __slots__ = ("artifact", "capacity", "floor", "full", "held", "issued", "missing", "taken")
+    __slots__ = (
+        "artifact",
+        "capacity",
+        "consumers",
+        "floor",
+        "full",
+        "held",
+        "issued",
+        "missing",
+        "producer",
+        "taken",
+    )
 
     def __init__(self, artifact: str, capacity: int, consumers: tuple[str, ...]) -> None:
         """Start empty."""
@@ -48,6 +61,8 @@ class Edge:
         self.held: dict[int, Artifact] = {}
         self.missing = f"input:{artifact}"
         self.full = "credit" if CLIENT in self.taken else f"edge:{artifact}"
+        self.producer: StageFlow | None = None
+        self.consumers: list[StageFlow] = []
 
     @property
     def occupancy(self) -> int:
@@ -69,6 +84,8 @@ class Edge:
         assert self.floor <= index < self.issued, f"{self.artifact}: {index} was not reserved"
         assert index not in self.held, f"{self.artifact}: {index} is there already"
         self.held[index] = value
+        for stage in self.consumers:
+            stage.is_stale = True
 
     def take(self, consumer: str, index: int) -> None:
         """The consumer has `index`; the artifact goes with its last consumer."""
@@ -78,15 +95,19 @@ class Edge:
         if self.floor == index and (len(taken) == 1 or min(taken.values()) > index):
             self.floor = index + 1
             self.held.pop(index, None)
+            if self.producer is not None:
+                self.producer.is_stale = True
 
 
 class StageFlow:
     """How far one stage is: `finished <= started <= dispatched`, and what it consumes and produces.
 
-    `settled` holds its outputs once they are the same for all later chunks.
+    Attributes:
+        settled: its outputs, once they are the same for all later chunks.
+        is_stale: something happened that may let it go on, or stop it, and nobody has looked since.
     """
 
-    __slots__ = ("consumes", "dispatched", "finished", "name", "produces", "settled", "started")
+    __slots__ = ("consumes", "dispatched", "finished", "is_stale", "name", "produces", "settled", "started")
 
     def __init__(self, stage: StageSpec, edges: Mapping[str, Edge]) -> None:
         """Start at chunk 0."""
@@ -97,6 +118,11 @@ class StageFlow:
         self.started = 0
         self.finished = 0
         self.settled: Mapping[str, Artifact] | None = None
+        self.is_stale = True
+        for edge in self.consumes:
+            edge.consumers.append(self)
+        for edge in self.produces:
+            edge.producer = self
 
 
 class Flow:
@@ -233,6 +259,7 @@ class Flow:
         stage = self.stages[name]
         index = stage.dispatched
         stage.dispatched += 1
+        stage.is_stale = True
         for edge in stage.produces:
             edge.reserve()
         return index
@@ -244,6 +271,7 @@ class Flow:
         for edge in stage.consumes:
             edge.take(name, stage.started)
         stage.started += 1
+        stage.is_stale = True
 
     def finish(self, name: str, outputs: Mapping[str, Artifact]) -> int:
         """The stage's oldest task is done; its outputs go onto their edges, unless the session ends before them."""
@@ -251,6 +279,7 @@ class Flow:
         assert stage.finished < stage.started, f"{name} finished what hasn't started"
         index = stage.finished
         stage.finished += 1
+        stage.is_stale = True
         if index < self.limit:
             for edge in stage.produces:
                 edge.put(index, outputs[edge.artifact])
@@ -270,6 +299,7 @@ class Flow:
         stage = self.stages[name]
         assert stage.finished < stage.started, f"{name} failed at what hasn't started"
         stage.finished += 1
+        stage.is_stale = True
 
     # --- output --------------------------------------------------------------------------------------------------------
 
@@ -310,6 +340,8 @@ class Flow:
         for edge in self.edges.values():
             for index in [index for index in edge.held if index >= self.limit]:
                 del edge.held[index]
+        for stage in self.stages.values():
+            stage.is_stale = True
 
     def clear(self) -> None:
         """Drop everything that is held and make nothing more."""

@@ -91,20 +91,28 @@ class Making(Delivering):
     def offer(self) -> None:
         """Queue at every actor whose stage could go on, and note what the others wait for."""
         if self.state in MADE:
-            if self._settled:
-                self._reuse()
-            now = self.desk.now
+            for line in self._settled:
+                if line.flow.is_stale:
+                    self._reuse(line)
             for line in self._lines.values():
-                stage = line.flow
-                lack = self._lack(stage)
-                if lack == READY and stage.settled is None:
-                    if self.id not in line.actor.waiting:
-                        self._queue(line)
-                elif lack == PACE:
-                    self._wait_for_clock(line)
-                line.gaps.turn(self._cause(stage, lack), now)
+                if line.flow.is_stale:
+                    self._look(line)
             self._touch()
         self._announce()
+
+    def _look(self, line: Line) -> None:
+        """Queue at the stage's actor if it could go on, else note what it waits for."""
+        stage = line.flow
+        stage.is_stale = False
+        lack = self._lack(stage)
+        if lack == READY and stage.settled is None:
+            if self.id not in line.actor.waiting:
+                self._queue(line)
+        elif lack == PACE:
+            self._wait_for_clock(line)
+        cause = self._cause(stage, lack)
+        if cause != line.gaps.cause:
+            line.gaps.turn(cause, self.desk.now)
 
     def run_next(self, stage: str) -> None:
         """Send the stage's next task; to an actor that has nothing else to do it starts there and then."""
@@ -187,6 +195,7 @@ class Making(Delivering):
     def on_pace(self, _event: PaceExpired) -> None:
         """The picture has come far enough for the next chunk to be begun."""
         self._paced_until = None
+        self.flow.stages[self._steered].is_stale = True
         self._stir()
 
     def _queue(self, line: Line) -> None:
@@ -232,11 +241,10 @@ class Making(Delivering):
             self._settled.append(line)
             self.leases.settle()
 
-    def _reuse(self) -> None:
-        for line in self._settled:
-            while (index := self.flow.reuse(line.flow.name)) is not None:
-                for artifact in line.spec.produces:
-                    self.leases.begin_settled(artifact, index)
+    def _reuse(self, line: Line) -> None:
+        while (index := self.flow.reuse(line.flow.name)) is not None:
+            for artifact in line.spec.produces:
+                self.leases.begin_settled(artifact, index)
 
     def _begins(self, event: TaskStarted) -> bool:
         """Whether a task that was sent and hadn't begun begins now."""

@@ -16,7 +16,7 @@ from reelwire.spec import StreamSpec
 from . import transitions as t
 from .desk import Desk
 from .ending import Ending, Outcome
-from .flow import RESERVED
+from .flow import READY, RESERVED
 from .making import PACE
 from .peers import Peer
 from .seats import STAGE_EPOCH, Seats
@@ -174,12 +174,24 @@ class Session(Ending):
         assert sorted(self.controls.given) == (list(accepted) if made else []), "chunks and their controls don't agree"
         self.controls.check()
         self._check_client(made=made)
+        if made:
+            self._check_lines()
         self._check_settled(made=made)
         self._check_pace(made=made)
         self._check_reservation()
         assert all(flow.next_commit <= index < flow.limit for index in self._facts), "facts of a chunk that is over"
         assert (self.outcome is not None) == (self.state in ("draining", "releasing")), "the end is known too early"
         self.timing.check(sum(edge.capacity for edge in flow.edges.values()) + 2 * len(flow.stages))
+
+    def _check_lines(self) -> None:
+        """Every stage that could go on has its turn, and what the others lack is what they are said to wait for."""
+        for name, line in self._lines.items():
+            lack = self._lack(line.flow)
+            assert not line.flow.is_stale, f"{name}: nobody looked at it"
+            if name == self._steered and self._paced_until is not None:
+                continue  # it may be time to look, but the timer's turn hasn't come
+            assert lack != READY or line.flow.settled is not None or self.id in line.actor.waiting, f"{name}: no turn"
+            assert line.gaps.cause == self._cause(line.flow, lack), f"{name}: said to wait for {line.gaps.cause!r}"
 
     def _check_settled(self, *, made: bool) -> None:
         for name, stage in self.flow.stages.items():

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 from array import array
+from bisect import bisect_left
 from collections.abc import Iterable
+from itertools import accumulate
 
 STEPS_PER_DOUBLING = 8
 DOUBLINGS = 24
@@ -37,16 +39,29 @@ class Histogram:
         self.max = 0.0
         self.sum = 0.0
 
-    def add(self, seconds: float, *others: Histogram) -> None:
-        """Note one duration, here and in `others`; a negative one counts as 0."""
+    def add(self, seconds: float) -> None:
+        """Note one duration; a negative one counts as 0."""
+        value = max(0.0, seconds)
+        self.buckets[_bucket(value)] += 1
+        self.count += 1
+        self.sum += value
+        if value > self.max:
+            self.max = value
+
+    def add_with(self, total: Histogram, seconds: float) -> None:
+        """Note one duration here and in a total: as `add` of both, for less."""
         value = max(0.0, seconds)
         bucket = _bucket(value)
-        for one in (self, *others):
-            one.buckets[bucket] += 1
-            one.count += 1
-            one.sum += value
-            if value > one.max:
-                one.max = value
+        self.buckets[bucket] += 1
+        self.count += 1
+        self.sum += value
+        if value > self.max:
+            self.max = value
+        total.buckets[bucket] += 1
+        total.count += 1
+        total.sum += value
+        if value > total.max:
+            total.max = value
 
     @property
     def mean(self) -> float:
@@ -55,20 +70,19 @@ class Histogram:
 
     def quantile(self, q: float) -> float:
         """The duration that the share `q` of all doesn't exceed, in seconds; 0 when empty."""
-        if not self.count:
-            return 0.0
-        rank = max(math.ceil(q * self.count), 1)
-        seen = 0
-        for bucket, count in enumerate(self.buckets):
-            seen += count
-            if seen >= rank:
-                return min(_middle(bucket), self.max)
-        return 0.0
+        return self._quantile(q, list(accumulate(self.buckets)))
 
     def summary(self) -> dict[str, int | float]:
         """Count, mean, percentiles and maximum, in seconds."""
-        quantiles = {name: self.quantile(q) for name, q in QUANTILES.items()}
+        upto = list(accumulate(self.buckets)) if self.count else []
+        quantiles = {name: self._quantile(q, upto) for name, q in QUANTILES.items()}
         return {"count": self.count, "mean": self.mean, **quantiles, "max": self.max}
+
+    def _quantile(self, q: float, upto: list[int]) -> float:
+        if not self.count:
+            return 0.0
+        rank = max(math.ceil(q * self.count), 1)
+        return min(_middle(bisect_left(upto, rank)), self.max)
 
 
 def _bucket(seconds: float) -> int:

@@ -150,9 +150,7 @@ class Steering(ABC):
         """Whether the slot or the keys offer a control, and the next chunk can have it."""
         flow = self.flow
         return (
-            self.controls.offers
-            and flow.next_control_index <= flow.next_commit + AHEAD_MAX
-            and flow.has_room_for_control()
+            flow.control.issued <= flow.next_commit + AHEAD_MAX and self.controls.offers and flow.has_room_for_control()
         )
 
     def _accept(self, *, by_index: bool = False) -> None:
@@ -234,8 +232,9 @@ class Steering(ABC):
 
     def _touch(self) -> None:
         """Have the slot and the keys looked at when the turn ends, if that can lead to anything."""
-        if self.state in ("ready", "running") and self._takes_control():
-            self.desk.touched[self.id] = None
+        touched = self.desk.touched
+        if self.id not in touched and self.state in ("ready", "running") and self._takes_control():
+            touched[self.id] = None
 
     def _tell(self, message: FromBroker) -> None:
         if self.owner is not None:

@@ -98,10 +98,10 @@ class Timing:
             return
         one.completed_at = now
         mine, all_ = self.stats.stages[stage], self._total.stages[stage]
-        mine.ready_to_admitted.add(one.admitted_at - one.ready_at, all_.ready_to_admitted)
-        mine.admitted_to_started.add(one.started_at - one.admitted_at, all_.admitted_to_started)
-        mine.started_to_completed.add(now - one.started_at, all_.started_to_completed)
-        mine.run.add(run_s, all_.run)
+        mine.ready_to_admitted.add_with(all_.ready_to_admitted, one.admitted_at - one.ready_at)
+        mine.admitted_to_started.add_with(all_.admitted_to_started, one.started_at - one.admitted_at)
+        mine.started_to_completed.add_with(all_.started_to_completed, now - one.started_at)
+        mine.run.add_with(all_.run, run_s)
 
     def of_chunk(self, index: int, now: float) -> ChunkTiming:
         """The times of a chunk that is complete `now`."""
@@ -121,13 +121,13 @@ class Timing:
         mine, all_ = self.stats, self._total
         mine.chunks += 1
         all_.chunks += 1
-        mine.control_to_output.add(timing.latency_s, all_.control_to_output)
+        mine.control_to_output.add_with(all_.control_to_output, timing.latency_s)
         if timing.period_s is None:
-            mine.first_output.add(now - self._opened_at, all_.first_output)
+            mine.first_output.add_with(all_.first_output, now - self._opened_at)
         else:
-            mine.period.add(timing.period_s, all_.period)
+            mine.period.add_with(all_.period, timing.period_s)
         for at in changes_at:
-            mine.change_to_frame.add(now - at, all_.change_to_frame)
+            mine.change_to_frame.add_with(all_.change_to_frame, now - at)
         self.committed_at = now
 
     def check(self, in_flight_max: int) -> None:
