@@ -41,22 +41,6 @@ ENTRY_BYTES = 8
 
 M = TypeVar("M")
 
-MAGIC = "reelwire"
-PROTOCOL = 2
-TOGETHER_MAX = 256
-"""Messages that may travel together."""
-TOGETHER_HEADER_BYTES_MAX = 128 << 10
-"""Above this header, and above these bytes of tensors, a message travels alone."""
-TOGETHER_TENSOR_BYTES_MAX = 64 << 10
-HEADER_BYTES = 32
-"""No header takes more beside its messages, and no message more in it than this beside its name and its body."""
-ENTRY_BYTES = 8
-
-M = TypeVar("M")
-
-_pack = cast("Callable[[Any], bytes]", msgpack.Packer().pack)
-"""One packer for all: it keeps its buffer. It runs none of our code, so it is never entered twice at once."""
-
 
 @dataclass(frozen=True, slots=True)
 class Limits:
