@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from reelwire.errors import ConfigError
+from reelwire.settings import Settings
 from reelwire.workers.config import WorkerConfig, default_name
 
 
@@ -51,6 +53,10 @@ def test_the_defaults_are_accepted() -> None:
         ("parent_pid", -1),
         ("frame_bytes_max", 10),
         ("outbox_bytes_max", 10),
+        ("shared_memory_bytes_max", -1),
+        ("shared_memory_bytes_max", 2**63 - 1),
+        ("shared_memory_folder", "/dev/shm"),
+        ("shared_memory_folder", Path("shm")),
         ("connect_timeout_s", 0),
         ("connect_timeout_s", float("inf")),
         ("busy_for_s", float("nan")),
@@ -86,6 +92,8 @@ def test_a_wrong_setting_is_named_with_what_is_accepted(field: str, value: Any) 
         ("device", "cuda:3"),
         ("mailbox", 0),
         ("threads", 0),
+        ("shared_memory_bytes_max", 0),
+        ("shared_memory_folder", Path("/run/shm")),
         ("stages", ("draw", "show")),
         ("options", {"model": "tiny", "note": ""}),
     ],
@@ -93,3 +101,14 @@ def test_a_wrong_setting_is_named_with_what_is_accepted(field: str, value: Any) 
 def test_what_is_accepted(field: str, value: Any) -> None:
     """The edges of what is."""
     assert getattr(WorkerConfig(**{field: value}), field) == value
+
+
+def test_where_shared_memory_lies_is_said_to_all_processes_by_one_variable() -> None:
+    """Clients and the command that cleans up read it too; a file can move that of a worker alone."""
+    resolved = Settings({}, "", {"REELWIRE_SHARED_MEMORY": "/run/shm"}).resolve("worker", WorkerConfig)
+    assert resolved.value.shared_memory_folder == Path("/run/shm")
+    assert str(resolved.origins["shared_memory_folder"]) == "REELWIRE_SHARED_MEMORY"
+    tables = {"worker": {"shared_memory_folder": "/mnt/shm"}}
+    assert Settings(tables, "a.toml", {}).resolve("worker", WorkerConfig).value.shared_memory_folder == Path("/mnt/shm")
+    with pytest.raises(ConfigError, match=r"shared_memory_folder.*REELWIRE_SHARED_MEMORY"):
+        Settings({}, "", {"REELWIRE_SHARED_MEMORY": "shm"}).resolve("worker", WorkerConfig)
