@@ -38,7 +38,7 @@ def play(client: Client, seed: int, prompt: str = "a hill") -> list[bytes]:
 def test_a_world_has_the_same_bytes_alone_beside_others_and_in_another_worker(stack: Any) -> None:
     """Frames depend on picture, prompt, seed and controls, and on nothing that runs beside them."""
     stack.broker()
-    first = stack.worker("one", pipeline="world", threads=1)
+    first = stack.worker("one", pipeline="world", threads=1, options="latent_cache_bytes=0")
     client = stack.client()
     alone = {seed: play(client, seed) for seed in (1, 2)}
     assert alone[1] != alone[2]
@@ -57,6 +57,42 @@ def test_a_world_has_the_same_bytes_alone_beside_others_and_in_another_worker(st
     assert first.stop() == 0
     stack.worker("again", pipeline="world", threads=1)
     assert play(client, 2) == alone[2]
+
+
+@pytest.mark.timeout(300)
+def test_streaming_08_28_shortcuts_change_no_byte(stack: Any) -> None:
+    """With neither a constant condition nor known latents, with both, and with latents of a session before: one film."""
+    stack.broker()
+    chunks = 10
+
+    def film(client: Client) -> tuple[list[bytes], int, int]:
+        given: dict[str, Any] = {"image": picture(), "prompt": "a hill", "chunks": chunks, "area": 32 * 48}
+        frames, known, encoded = [], 0, 0
+        with client.open_session("world", **given) as session:
+            for chunk in steered(session, chunks):
+                frames.append(chunk.frames.tobytes())
+                known += bool(chunk.facts.get("latent_cached"))
+                encoded += "encode" in chunk.timing.stages
+        return frames, known, encoded
+
+    plain = stack.worker("one", pipeline="world", threads=1, options="condition_constant=off,latent_cache_bytes=0")
+    client = stack.client()
+    base, known, encoded = film(client)
+    assert (len(base), known, encoded) == (chunks, 0, chunks)
+    assert plain.stop() == 0
+    stack.worker("two", pipeline="world", threads=1)
+    for expected in (0, chunks):
+        frames, known, encoded = film(client)
+        assert frames == base
+        assert known == expected
+        assert 0 < encoded < chunks, "once constant, the condition isn't asked for again"
+
+
+def steered(session: Any, chunks: int) -> Any:
+    """The chunks of a session, each with a control of its own."""
+    for index in range(chunks):
+        session.submit(index, Control(keys=KEYS[index % len(KEYS)]), timeout=LIMIT_S)
+        yield session.next_chunk(timeout=LIMIT_S)
 
 
 def test_a_request_that_the_model_cannot_serve_is_refused_by_field(stack: Any) -> None:
