@@ -59,6 +59,8 @@ _CAUSES: tuple[Colour, ...] = (
 _STEPS_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)
 _TICKS_MAX = 16
 _CROWDED = 12
+_AT_ONCE_S = 0.005
+"""What begins so soon after something else was caused by it."""
 
 
 def draw_timeline(spec: StreamSpec, chunks: Chunks, title: str = "") -> Image:
@@ -160,7 +162,6 @@ class _Rows:
         self.capacities = {edge.artifact: edge.capacity for edge in spec.edges}
         ahead = spec.prefetch if spec.prefetch is not None and spec.prefetch.refill == "after_stage" else None
         self.prefetched = ahead.artifact if ahead else ""
-        self.depth = ahead.depth if ahead else 0
         self.refill_after = ahead.refill_after if ahead else ""
         heights = [_POINT_H, *(_STAGE_H for _ in spec.stages), _POINT_H]
         self.tops = {name: sum(heights[:at]) for at, name in enumerate(self.names)}
@@ -233,7 +234,7 @@ class _Band:
                 source = self._source(artifact, timing, x)
                 if source is not None:
                     self._arrow(source, into, self.causes.get(stage.waited_for) if waited else None)
-            below = self._room(index, stage.waited_for, x)
+            below = self._below(index, stage, x)
             if below is not None:
                 self._arrow(below, (into[0], into[1] + _BAR_H), self.causes.get(stage.waited_for))
         for maker in {self.rows.makers[artifact] for artifact in self.rows.outputs}.intersection(timing.stages):
@@ -246,14 +247,14 @@ class _Band:
             return x(control_at(timing)), self._middle("control") + 7
         return self._end(maker, timing, x) if maker in timing.stages else None
 
-    def _room(self, index: int, cause: str, x: Callable[[float], float]) -> Point | None:
+    def _below(self, index: int, stage: StageTiming, x: Callable[[float], float]) -> Point | None:
         """What was waited for further down: room, which a consumer makes when it begins, or the end that refills."""
-        kind, _, artifact = cause.partition(":")
+        kind, _, artifact = stage.waited_for.partition(":")
         if kind == "input" and artifact == self.rows.prefetched:
-            older = self.known.get(index - self.rows.depth)
-            if older is None or self.rows.refill_after not in older.stages:
-                return None
-            return x(older.stages[self.rows.refill_after].completed_s), self._bar_top(self.rows.refill_after)
+            name = self.rows.refill_after
+            ends = [timing.stages[name].completed_s for timing in self.known.values() if name in timing.stages]
+            at = max((end for end in ends if end <= stage.admitted_s), default=-math.inf)
+            return (x(at), self._bar_top(name)) if stage.admitted_s - at < _AT_ONCE_S else None
         taker = self.rows.consumer(artifact)
         older = self.known.get(index - self.rows.capacities.get(artifact, 0))
         if kind != "edge" or taker is None or older is None or taker not in older.stages:
