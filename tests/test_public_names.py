@@ -13,7 +13,9 @@ from reelwire import errors
 
 NAMES = {
     "Client",
+    "AsyncClient",
     "Session",
+    "AsyncSession",
     "Chunk",
     "Control",
     "KeyTrace",

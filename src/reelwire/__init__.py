@@ -25,6 +25,7 @@ from .errors import (
 
 if TYPE_CHECKING:
     from .client import Client
+    from .client_async import AsyncClient, AsyncSession
     from .client_session import Chunk, Session
     from .controls import Control, KeyTrace
 
@@ -32,7 +33,9 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Client",
+    "AsyncClient",
     "Session",
+    "AsyncSession",
     "Chunk",
     "Control",
     "KeyTrace",
@@ -53,6 +56,8 @@ __all__ = [
 
 
 _LAZY = {
+    "AsyncClient": "client_async",
+    "AsyncSession": "client_async",
     "Client": "client",
     "Chunk": "client_session",
     "Session": "client_session",

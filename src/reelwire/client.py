@@ -17,15 +17,76 @@ from .client_loop import LINGER_S, Link, check_endpoint
 from .client_memory import ClientMemory
 from .client_request import FramesPolicy, Image, session_request
 from .client_session import ANSWER_TIMEOUT_S, Session
+from .client_view import SessionView
 from .endpoints import DEFAULT_ENDPOINT as DEFAULT_ENDPOINT
 from .errors import BrokerUnreachable, ConfigError, RequestError
 from .messages import ClientHello, ControlBinding, Credit, Pace, Welcome
 from .spec import Plain, StreamSpec
 
 ENDPOINT_VARIABLE = "REELWIRE_BROKER"
+CLOSE_TIMEOUT_S = 4 * LINGER_S
 
 
-class Client:
+def status_call(now: float, call: int) -> e.Ask:
+    """The call for the broker's status."""
+    return e.Ask(now, call, None)
+
+
+class ClientShell:
+    """What a connection is to threads and to event loops alike; `Client` says what the arguments mean."""
+
+    def __init__(
+        self,
+        endpoint: str | None = None,
+        *,
+        name: str = "",
+        connect_timeout_s: float = 5.0,
+        frame_bytes_max: int = 256 << 20,
+        output_credit_chunks: int = Credit().chunks,
+        output_credit_bytes: int = Credit().nbytes,
+        shared_memory: bool = True,
+    ) -> None:
+        """Check the settings, and begin to connect."""
+        self.endpoint = endpoint or os.environ.get(ENDPOINT_VARIABLE) or DEFAULT_ENDPOINT
+        check_endpoint(self.endpoint)
+        try:
+            checks.check_seconds("connect_timeout_s", connect_timeout_s)
+            checks.check_count("frame_bytes_max", frame_bytes_max, most=checks.BYTES_MAX)
+            checks.check_truth("shared_memory", shared_memory)
+            checks.check_count("output_credit_chunks", output_credit_chunks)
+            checks.check_count("output_credit_bytes", output_credit_bytes, most=checks.BYTES_MAX)
+        except ConfigError as error:
+            raise RequestError(error.field, error.reason) from None
+        try:
+            wire.encode(ClientHello(__version__, name), 0)
+        except ValueError:
+            raise RequestError("name", f"{name!r} is not a text") from None
+        self._connect_timeout_s = connect_timeout_s
+        limits = wire.Limits(frame_bytes_max=frame_bytes_max)
+        said = {"frame_bytes_max": limits.frame_bytes_max, "header_bytes_max": limits.header_bytes_max}
+        core = ClientCore(__version__, name, said, Credit(output_credit_chunks, output_credit_bytes))
+        self._link = Link(core, self.endpoint, limits, ClientMemory(shared_memory, frame_bytes_max))
+        self._finalizer = weakref.finalize(self, self._link.leave)
+        self._finalizer.atexit = False  # the loop's own exit handler also waits
+        self._began()
+
+    def _began(self) -> None:
+        """The connection is being made; to be overridden by whoever waits for it."""
+
+    def _unanswered(self) -> BrokerUnreachable:
+        seconds = f"{self._connect_timeout_s:g} s"
+        return BrokerUnreachable(f"no reelwire broker answered at {self.endpoint} within {seconds}")
+
+    def _view(self, opened: object) -> SessionView:
+        with self._link.lock:
+            return self._link.core.sessions[cast("str", opened)]
+
+    def __repr__(self) -> str:
+        with self._link.lock:
+            return f"<{type(self).__name__} of {self.endpoint}: {self._link.core.phase}>"
+
+
+class Client(ClientShell):
     """A connection to a broker; every method may be called from any thread.
 
     If the connection is lost, the sessions that live on it fail, and the client connects again by itself: later calls
@@ -55,39 +116,7 @@ class Client:
         OverloadError: the broker takes no more clients now.
     """
 
-    def __init__(
-        self,
-        endpoint: str | None = None,
-        *,
-        name: str = "",
-        connect_timeout_s: float = 5.0,
-        frame_bytes_max: int = 256 << 20,
-        output_credit_chunks: int = Credit().chunks,
-        output_credit_bytes: int = Credit().nbytes,
-        shared_memory: bool = True,
-    ) -> None:
-        """Connect, and wait until the broker has answered."""
-        self.endpoint = endpoint or os.environ.get(ENDPOINT_VARIABLE) or DEFAULT_ENDPOINT
-        check_endpoint(self.endpoint)
-        try:
-            checks.check_seconds("connect_timeout_s", connect_timeout_s)
-            checks.check_count("frame_bytes_max", frame_bytes_max, most=checks.BYTES_MAX)
-            checks.check_truth("shared_memory", shared_memory)
-            checks.check_count("output_credit_chunks", output_credit_chunks)
-            checks.check_count("output_credit_bytes", output_credit_bytes, most=checks.BYTES_MAX)
-        except ConfigError as error:
-            raise RequestError(error.field, error.reason) from None
-        try:
-            wire.encode(ClientHello(__version__, name), 0)
-        except ValueError:
-            raise RequestError("name", f"{name!r} is not a text") from None
-        self._connect_timeout_s = connect_timeout_s
-        limits = wire.Limits(frame_bytes_max=frame_bytes_max)
-        said = {"frame_bytes_max": limits.frame_bytes_max, "header_bytes_max": limits.header_bytes_max}
-        core = ClientCore(__version__, name, said, Credit(output_credit_chunks, output_credit_bytes))
-        self._link = Link(core, self.endpoint, limits, ClientMemory(shared_memory, frame_bytes_max))
-        self._finalizer = weakref.finalize(self, self._link.leave)
-        self._finalizer.atexit = False  # the loop's own exit handler also waits
+    def _began(self) -> None:
         try:
             self._attached()
         except BaseException:
@@ -106,6 +135,7 @@ class Client:
 
     def open_session(
         self,
+        /,
         pipeline: str,
         *,
         image: Image | None = None,
@@ -165,9 +195,7 @@ class Client:
             **parameters,
         )
         answer = self._link.call(request.event, timeout)
-        with self._link.lock:
-            view = self._link.core.sessions[cast("str", answer)]
-        return Session(self, self._link, request, view)
+        return Session(self, self._link, request, self._view(answer))
 
     def status(self, timeout: float = ANSWER_TIMEOUT_S) -> dict[str, Any]:
         """What the broker has: workers, sessions, counters.
@@ -177,13 +205,12 @@ class Client:
             TimeoutError: no answer within `timeout` seconds.
         """
         self._attached()
-        answer = self._link.call(lambda now, call: e.Ask(now, call, None), timeout)
-        return dict(cast("Mapping[str, Any]", answer))
+        return dict(cast("Mapping[str, Any]", self._link.call(status_call, timeout)))
 
     def close(self) -> None:
         """Say goodbye and disconnect; the sessions that are still open are cancelled. Closing again does nothing."""
         self._link.leave()
-        self._link.join(4 * LINGER_S)
+        self._link.join(CLOSE_TIMEOUT_S)
 
     def __enter__(self) -> Self:
         return self
@@ -193,15 +220,8 @@ class Client:
     ) -> None:
         self.close()
 
-    def __repr__(self) -> str:
-        with self._link.lock:
-            return f"<Client of {self.endpoint}: {self._link.core.phase}>"
-
     def _attached(self) -> Welcome:
         try:
-            answer = self._link.call(e.Attach, self._connect_timeout_s)
+            return cast("Welcome", self._link.call(e.Attach, self._connect_timeout_s))
         except TimeoutError:
-            raise BrokerUnreachable(
-                f"no reelwire broker answered at {self.endpoint} within {self._connect_timeout_s:g} s"
-            ) from None
-        return cast("Welcome", answer)
+            raise self._unanswered() from None

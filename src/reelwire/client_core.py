@@ -269,10 +269,13 @@ class ClientCore:
             self._desk.send(m.AskMetrics(event.call, event.session))
 
     def _withdraw(self, call: int) -> None:
-        session = self._desk.calls.pop(call, "")
+        session = self._desk.calls.pop(call, None)
         if call in self._attaching:
             self._attaching.remove(call)
-        self._streams.withdraw(call, session)
+        if session is None:
+            self._streams.untaken(call)
+        else:
+            self._streams.withdraw(call, session)
 
 
 def _again(error: ReelwireError) -> ReelwireError:

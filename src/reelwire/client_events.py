@@ -164,7 +164,10 @@ class Ask:
 
 @dataclass(frozen=True, slots=True)
 class Withdraw:
-    """Nobody waits for the call any more; a control that still waits for its grant is never sent."""
+    """Nobody waits for the call any more; a control that still waits for its grant is never sent.
+
+    A session whose opening is withdrawn is cancelled, also when the answer was there and nobody took it.
+    """
 
     now: float
     call: int
@@ -242,7 +245,9 @@ class Delivery:
 
 @dataclass(frozen=True, slots=True)
 class Changed:
-    """Something that a thread may wait for has changed: chunks, a state."""
+    """Something that is waited for has changed, chunks or a state: of one session, or with an empty text of all."""
+
+    session: str = ""
 
 
 @dataclass(frozen=True, slots=True)

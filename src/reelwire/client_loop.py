@@ -14,7 +14,8 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import zmq
 
@@ -28,6 +29,7 @@ from .wake import Wake
 
 OUTBOX_BYTES_MAX = 64 << 20
 LINGER_S = 0.5
+TOO_LATE = "no answer within the time limit"
 BATCH = 64
 _SNDHWM = 64
 
@@ -44,6 +46,29 @@ def check_endpoint(endpoint: str) -> None:
         endpoints.parse(endpoint)
     except ValueError as error:
         raise RequestError("endpoint", str(error)) from None
+
+
+def value_of(done: e.Done) -> object:
+    """What a call was answered with.
+
+    Raises:
+        ReelwireError: the answer is that error.
+    """
+    if done.error is not None:
+        raise done.error
+    return done.value
+
+
+def wait(ready: threading.Condition, until: float) -> None:
+    """Block once until `ready` is notified; its lock is held.
+
+    Raises:
+        TimeoutError: it is `until` already, in seconds of the monotonic clock.
+    """
+    left = until - time.monotonic()
+    if left <= 0:
+        raise TimeoutError(TOO_LATE)
+    ready.wait(min(left, threading.TIMEOUT_MAX))
 
 
 def deadline(timeout_s: float | None, field: str = "timeout") -> float:
@@ -72,19 +97,20 @@ class Link:
     Attributes:
         core: read it and feed it only under `lock`.
         lock: guards the core.
-        changed: is notified whenever something may have changed that a thread waits for.
     """
 
     def __init__(self, core: ClientCore, endpoint: str, limits: wire.Limits, memory: ClientMemory) -> None:
         """Start the thread."""
         self.core = core
         self.lock = threading.RLock()
-        self.changed = threading.Condition(self.lock)
         self._endpoint = endpoint
         self._limits = limits
         self._memory = memory
-        self._answers: dict[int, e.Done] = {}
         self._next_call = 0
+        self._asking: dict[int, Callable[[e.Done], None]] = {}
+        self._watching: dict[str, list[Callable[[], None]]] = {}
+        self._when_ended: list[Callable[[], None]] = []
+        self._ended = False
         self._delivery: e.Delivery | None = None
         self._outbox: deque[wire.Batch] = deque()
         self._outbox_bytes = 0
@@ -111,30 +137,56 @@ class Link:
         with self.lock:
             self._perform(self.core.handle(event(time.monotonic())))
 
+    def ask(self, event: Callable[[float, int], e.Event], answered: Callable[[e.Done], None]) -> int:
+        """Hand a call in; its number.
+
+        Args:
+            event: the call, made from the time it is now and its number.
+            answered: takes the answer, once, perhaps before this returns; under the lock, so it must not wait, and in
+                whatever thread has it.
+
+        Raises:
+            UsageError: the process was forked since the client was made.
+        """
+        self._check_process()
+        with self.lock:
+            self._next_call += 1
+            number = self._next_call
+            self._asking[number] = answered
+            self.feed(lambda now: event(now, number))
+        return number
+
+    def withdraw(self, call: int) -> None:
+        """Nobody waits for the answer any more, or nobody took it."""
+        with self.lock:
+            self._asking.pop(call, None)
+            self.feed(lambda now: e.Withdraw(now, call))
+
     def call(self, event: Callable[[float, int], e.Event], timeout_s: float | None) -> object:
-        """Hand a call in and wait for its answer; without one in time it is withdrawn.
+        """Hand a call in and block until its answer is there; without one in time it is withdrawn.
 
         Raises:
             RequestError: the timeout is refused, and nothing was handed in.
             TimeoutError: there was no answer within `timeout_s`.
             ReelwireError: whatever the answer says.
         """
-        self._check_process()
         until = deadline(timeout_s)
+        answers: list[e.Done] = []
         with self.lock:
-            self._next_call += 1
-            number = self._next_call
-            self.feed(lambda now: event(now, number))
+            ready = threading.Condition(self.lock)
+
+            def answered(done: e.Done) -> None:
+                answers.append(done)
+                ready.notify()
+
+            number = self.ask(event, answered)
             try:
-                self.wait_for(lambda: number in self._answers, until)
+                while not answers:
+                    wait(ready, until)
             except BaseException:
-                self.feed(lambda now: e.Withdraw(now, number))
-                self._answers.pop(number, None)
+                self.withdraw(number)
                 raise
-            done = self._answers.pop(number)
-        if done.error is not None:
-            raise done.error
-        return done.value
+        return value_of(answers[0])
 
     def take(self, session: str) -> e.Delivery | None:
         """Acknowledge the chunks that were taken, and take the next one if it is there."""
@@ -144,17 +196,27 @@ class Link:
             self.feed(lambda now: e.Take(now, session))
             return self._delivery
 
-    def wait_for(self, true: Callable[[], bool], until: float) -> None:
-        """Block, with the lock held, until something is true.
+    @contextmanager
+    def watching(self, session: str, changed: Callable[[], None]) -> Iterator[None]:
+        """Have `changed` called whenever something of the session did, as `ask` calls its `answered`."""
+        with self.lock:
+            self._watching.setdefault(session, []).append(changed)
+        try:
+            yield
+        finally:
+            with self.lock:
+                watching = self._watching[session]
+                watching.remove(changed)
+                if not watching:
+                    del self._watching[session]
 
-        Raises:
-            TimeoutError: it isn't at the time `until`, in seconds of the monotonic clock.
-        """
-        while not true():
-            left = until - time.monotonic()
-            if left <= 0:
-                raise TimeoutError("no answer within the time limit")
-            self.changed.wait(min(left, threading.TIMEOUT_MAX))
+    def when_ended(self, ended: Callable[[], None]) -> None:
+        """Have `ended` called when the thread ends, as `ask` calls its `answered`; at once if it has."""
+        with self.lock:
+            if self._ended:
+                ended()
+            else:
+                self._when_ended.append(ended)
 
     def abandon(self, session: str) -> None:
         """Say that nobody holds the session any more; takes no lock, so that a finalizer may call it."""
@@ -182,19 +244,22 @@ class Link:
                 case e.AnswerProbe(attachment=attachment, owner=owner):
                     self._put(attachment, wire.pack(messages.MemoryProbed(owner, self._memory.probe(owner))))
                 case e.Done(call=call):
-                    self._answers[call] = action
+                    self._asking.pop(call)(action)
                 case e.Delivery():
                     self._delivery = action
                 case e.Reconnect():
                     self._reconnect = True
                 case e.Stop():
                     self._stopped = True
-                case e.Changed():
-                    pass
-            if not isinstance(action, e.Send):
-                self.changed.notify_all()
+                case e.Changed(session=session):
+                    self._changed(session)
         if actions:
             self._wake.set()
+
+    def _changed(self, session: str) -> None:
+        watched = [self._watching.get(session, [])] if session else self._watching.values()
+        for changed in [changed for watching in watched for changed in watching]:
+            changed()
 
     def _check_process(self) -> None:
         if os.getpid() != self._pid:
@@ -228,6 +293,10 @@ class Link:
                 raise
         finally:
             self._wake.close()
+            with self.lock:
+                self._ended = True
+                for ended in self._when_ended:
+                    ended()
 
     def _serve(self, context: zmq.Context[zmq.Socket[bytes]]) -> None:
         dealer = self._connected(context)

@@ -42,8 +42,8 @@ class SessionRequest:
 
     spec: StreamSpec
     chunks: int
-    parameters: dict[str, Plain]
-    tensors: dict[str, TensorRef]
+    parameters: Mapping[str, Plain]
+    tensors: Mapping[str, TensorRef]
     control_binding: ControlBinding
     pace: Pace
     wait_ready: bool

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
@@ -13,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from . import client_events as e
-from .client_loop import Link, deadline
+from .client_loop import Link, deadline, wait
 from .client_request import SessionRequest
 from .client_values import control_artifact, control_of, frames_of, outputs_of
 from .client_view import SessionView
@@ -62,24 +63,8 @@ class Chunk:
     change_to_frame_s: tuple[float, ...]
 
 
-class Session:
-    """One stream of chunks; `Client.open_session` makes it.
-
-    Every method may be called from any thread; those that wait take a `timeout` in seconds, 0 or more, and raise
-    RequestError for another. As a context manager it closes when the block is left: what was accepted
-    is still made, and can be read afterwards; if the block raised, it is cancelled. A session that is dropped without
-    that is cancelled when it is collected.
-
-    A prompt can't be changed while the session runs, because the keys and values of its text are computed once, when
-    the session is initialized; open another session.
-
-    Attributes:
-        id: the broker's name for it.
-        token: proves ownership; keep it secret.
-        chunks: how many chunks it has at most.
-        spec: the pipeline.
-        parameters: what was asked for, with the pipeline's defaults.
-    """
+class SessionShell:
+    """What a session is to threads and to event loops alike; its attributes stand with `Session`."""
 
     def __init__(self, client: object, link: Link, request: SessionRequest, view: SessionView) -> None:
         """Take over a session that was opened."""
@@ -114,6 +99,84 @@ class Session:
             "once, when the session is initialized; open another session"
         )
 
+    def _change(self, change: Callable[[Keys], KeyState]) -> None:
+        with self._link.lock:
+            if self._view.ended or self._view.ending is not None:
+                raise self._view.error()
+            before = self._keys.state
+            after = change(self._keys)
+            if after is not before:
+                self._link.feed(lambda now: e.ChangeKeys(now, self.id, after))
+
+    def _submission(self, index: int | None, control: Control) -> Callable[[float, int], e.Event]:
+        artifact = control_artifact(control, self.spec)
+        return lambda now, call: e.Submit(now, call, self.id, index, artifact)
+
+    def _ending(self, *, drain: bool) -> Callable[[float, int], e.Event]:
+        mode: EndMode = "drain" if drain else "cancel"
+        return lambda now, call: e.End(now, call, self.id, mode)
+
+    def _asking(self, now: float, call: int) -> e.Event:
+        return e.Ask(now, call, self.id)
+
+    def _take(self) -> tuple[e.Delivery, ...] | None:
+        """The next chunk, or an empty tuple when there is no further one; None while one may come."""
+        with self._link.lock:
+            delivery, view = self._link.take(self.id), self._view
+            if delivery is not None:
+                return (delivery,)
+            if view.taken == view.chunks or view.ending == "cancel":
+                return ()
+            if view.ended and view.failure is not None:
+                raise view.error()
+            return () if view.ended else None
+
+    def _chunk(self, taken: tuple[e.Delivery, ...]) -> Chunk | None:
+        if not taken:
+            return None
+        (delivery,) = taken
+        chunk, at = delivery.chunk, delivery.received
+        outputs = outputs_of(chunk)
+        return Chunk(
+            index=chunk.index,
+            frames=frames_of(outputs, self.spec),
+            control=control_of(chunk.applied.control),
+            control_source=chunk.applied.source,
+            facts=chunk.facts,
+            timing=chunk.timing,
+            is_last=chunk.is_last,
+            outputs=outputs,
+            received_s=at,
+            control_to_frame_s=None if delivery.submitted is None else at - delivery.submitted,
+            change_to_frame_s=tuple(at - change for change in delivery.changes),
+        )
+
+    def __repr__(self) -> str:
+        return (
+            f"<{type(self).__name__} {self.id} of {self.spec.name!r}: {self.state}, "
+            f"{self._view.taken} of {self.chunks} chunks taken>"
+        )
+
+
+class Session(SessionShell):
+    """One stream of chunks; `Client.open_session` makes it.
+
+    Every method may be called from any thread; those that wait take a `timeout` in seconds, 0 or more, and raise
+    RequestError for another. As a context manager it closes when the block is left: what was accepted
+    is still made, and can be read afterwards; if the block raised, it is cancelled. A session that is dropped without
+    that is cancelled when it is collected.
+
+    A prompt can't be changed while the session runs, because the keys and values of its text are computed once, when
+    the session is initialized; open another session.
+
+    Attributes:
+        id: the broker's name for it.
+        token: proves ownership; keep it secret.
+        chunks: how many chunks it has at most.
+        spec: the pipeline.
+        parameters: what was asked for, with the pipeline's defaults.
+    """
+
     # --- keys ----------------------------------------------------------------------------------------------------------
 
     def press(self, key: str) -> None:
@@ -145,15 +208,6 @@ class Session:
         """Let go of every key and go back to the first pose. Raises as `press` does."""
         self._change(lambda keys: keys.reset_pose())
 
-    def _change(self, change: Callable[[Keys], KeyState]) -> None:
-        with self._link.lock:
-            if self._view.ended or self._view.ending is not None:
-                raise self._view.error()
-            before = self._keys.state
-            after = change(self._keys)
-            if after is not before:
-                self._link.feed(lambda now: e.ChangeKeys(now, self.id, after))
-
     # --- controls ------------------------------------------------------------------------------------------------------
 
     def submit(self, index: int | None, control: Control, timeout: float | None = None) -> None:
@@ -174,8 +228,7 @@ class Session:
             SessionError: the session has ended.
             TimeoutError: there was no answer in time. If it was sent already it may still be taken.
         """
-        artifact = control_artifact(control, self.spec)
-        self._link.call(lambda now, call: e.Submit(now, call, self.id, index, artifact), timeout)
+        self._link.call(self._submission(index, control), timeout)
 
     # --- chunks --------------------------------------------------------------------------------------------------------
 
@@ -204,34 +257,12 @@ class Session:
             TimeoutError: none came in time.
         """
         until = deadline(timeout)
-        link, view = self._link, self._view
-        with link.lock:
-            while (delivery := link.take(self.id)) is None:
-                if view.taken == view.chunks or view.ending == "cancel":
-                    return None
-                if view.ended and view.failure is not None:
-                    raise view.error()
-                if view.ended:
-                    return None
-                link.wait_for(lambda: bool(view.waiting) or view.ended or view.ending == "cancel", until)
-        return self._chunk(delivery)
-
-    def _chunk(self, delivery: e.Delivery) -> Chunk:
-        chunk, at = delivery.chunk, delivery.received
-        outputs = outputs_of(chunk)
-        return Chunk(
-            index=chunk.index,
-            frames=frames_of(outputs, self.spec),
-            control=control_of(chunk.applied.control),
-            control_source=chunk.applied.source,
-            facts=chunk.facts,
-            timing=chunk.timing,
-            is_last=chunk.is_last,
-            outputs=outputs,
-            received_s=at,
-            control_to_frame_s=None if delivery.submitted is None else at - delivery.submitted,
-            change_to_frame_s=tuple(at - change for change in delivery.changes),
-        )
+        with self._link.lock:
+            changed = threading.Condition(self._link.lock)
+            with self._link.watching(self.id, changed.notify):
+                while (taken := self._take()) is None:
+                    wait(changed, until)
+        return self._chunk(taken)
 
     # --- its end -------------------------------------------------------------------------------------------------------
 
@@ -245,8 +276,7 @@ class Session:
         Raises:
             TimeoutError: it hasn't ended in time; it will.
         """
-        mode: EndMode = "drain" if drain else "cancel"
-        self._link.call(lambda now, call: e.End(now, call, self.id, mode), timeout)
+        self._link.call(self._ending(drain=drain), timeout)
 
     def cancel(self, timeout: float | None = None) -> None:
         """End the session at once, drop what is not taken, and wait until it has ended.
@@ -263,8 +293,7 @@ class Session:
             BrokerUnreachable: the connection is lost.
             TimeoutError: no answer within `timeout` seconds.
         """
-        answer = self._link.call(lambda now, call: e.Ask(now, call, self.id), timeout)
-        return dict(cast("Mapping[str, Any]", answer))
+        return dict(cast("Mapping[str, Any]", self._link.call(self._asking, timeout)))
 
     def __enter__(self) -> Self:
         return self
@@ -277,8 +306,3 @@ class Session:
             return
         with suppress(ReelwireError, TimeoutError):  # what the block raised says more
             self.cancel(CANCEL_TIMEOUT_S)
-
-    def __repr__(self) -> str:
-        return (
-            f"<Session {self.id} of {self.spec.name!r}: {self.state}, {self._view.taken} of {self.chunks} chunks taken>"
-        )

@@ -107,7 +107,7 @@ class Streams:
                 if view.ready:
                     self._desk.done(view.open_call, value=view.id)
                 self._granted(now, view, message.control_limit)
-                self._desk.act(e.Changed())
+                self._desk.act(e.Changed(view.id))
             case m.ControlAccepted():
                 call = view.answered(message.index) if message.by_index else None
                 if call is not None:
@@ -118,7 +118,7 @@ class Streams:
                 self._chunk(now, view, message)
             case m.SessionEnded():
                 self._ended(view, message.state, message.failure)
-                self._desk.act(e.Changed())
+                self._desk.act(e.Changed(view.id))
             case _:
                 assert_never(message)
 
@@ -134,7 +134,7 @@ class Streams:
         else:
             self._desk.send(m.EndSession(view.id, "cancel"))
             self._ended(view, "failed", failure)
-            self._desk.act(e.Changed())
+            self._desk.act(e.Changed(view.id))
 
     def _control_refused(self, view: SessionView, message: m.ControlRefused) -> None:
         if message.index is None:
@@ -158,7 +158,7 @@ class Streams:
         view.waiting.append(e.Delivery(chunk, now, view.submitted.pop(chunk.index, None), view.first_applied(chunk)))
         if view.ending == "drain":
             self._ack(view, view.have)
-        self._desk.act(e.Changed())
+        self._desk.act(e.Changed(view.id))
 
     def _ended(self, view: SessionView, state: str, failure: Failure | None) -> None:
         view.ended, view.state, view.failure = True, state, failure
@@ -207,13 +207,16 @@ class Streams:
                     view.end_calls.append(event.call)
                     self._end(view, event.mode)
             case e.Forget():
-                view.forgotten = True
-                if view.ended:
-                    del self.views[view.id]
-                else:
-                    self._end(view, "cancel")
+                self._forget(view)
             case _:
                 assert_never(event)
+
+    def untaken(self, call: int) -> None:
+        """The call had its answer, and nobody took it: a session that it opened is nobody's."""
+        for view in self.views.values():
+            if view.open_call == call:
+                self._forget(view)
+                return
 
     def withdraw(self, call: int, session: str) -> None:
         """Nobody waits any more for what was asked of a session."""
@@ -224,7 +227,13 @@ class Streams:
         if call in view.end_calls:
             view.end_calls.remove(call)
         if call == view.open_call:
-            view.forgotten = True
+            self._forget(view)
+
+    def _forget(self, view: SessionView) -> None:
+        view.forgotten = True
+        if view.ended:
+            del self.views[view.id]
+        else:
             self._end(view, "cancel")
 
     def _submit(self, event: e.Submit, view: SessionView) -> None:
@@ -284,7 +293,7 @@ class Streams:
         view.parked.clear()
         if mode == "cancel":
             view.waiting.clear()
-            self._desk.act(e.Changed())
+            self._desk.act(e.Changed(view.id))
         else:  # the application keeps what comes now, so the broker needn't wait until it was looked at
             self._ack(view, view.have)
         if view.have < view.chunks or mode == "cancel":

@@ -286,6 +286,19 @@ def test_a_session_that_nobody_waits_for_any_more_is_cancelled(attached: Rig, op
     assert call not in attached.done
 
 
+def test_an_opening_whose_answer_nobody_took_is_cancelled(attached: Rig) -> None:
+    """Whoever waited was gone when the answer was there; withdrawing any other answered call changes nothing."""
+    attached.open()
+    other = attached.call(e.Submit, "s", None, CONTROL)
+    attached.feed(e.Withdraw(attached.now, other))
+    assert attached.said(m.EndSession) == []
+    for _ in range(2):
+        attached.feed(e.Withdraw(attached.now, 1))
+    assert attached.said(m.EndSession) == [m.EndSession("s", "cancel")]
+    attached.hear(m.SessionEnded("s", "cancelled"))
+    assert attached.core.sessions == {}
+
+
 def test_answers_to_what_was_never_asked_are_dropped(attached: Rig) -> None:
     """A session, a refusal, a control's answer, numbers that nobody asked for: counted, or without effect."""
     attached.open()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import itertools
 import json
 import os
 import signal
@@ -11,13 +13,13 @@ import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from reelwire import Client, Control, ControlError, RequestError, SessionFailed
+from reelwire import AsyncClient, Client, Control, ControlError, RequestError, SessionFailed
 
 PIPELINE = Path(__file__).resolve().parents[1] / "workers" / "numpy_pipeline.py"
 LIMIT_S = 60.0
@@ -103,6 +105,45 @@ def test_streaming_15_a_held_key_makes_chunk_after_chunk(client: Client) -> None
     assert [len(chunk.change_to_frame_s) for chunk in chunks] == [1] + [0] * 7
     assert (chunks[0].facts["first"], chunks[-1].facts["last"], chunks[-1].is_last) == (True, True, True)
     assert set(chunks[3].timing.stages) == {"draw", "show"}
+
+
+@pytest.mark.parametrize("binding", ["late", "early"])
+def test_streaming_15_frames_depend_on_what_was_applied_and_not_on_when_it_was_bound(
+    client: Client, binding: Literal["late", "early"]
+) -> None:
+    """Keys that go up and down while chunks are made: the applied controls, submitted by index, give the same bytes."""
+    live = []
+    with client.open_session("toy", chunks=12, seed=5, control_binding=binding) as session:
+        session.press("w")
+        while (chunk := session.next_chunk(LIMIT_S)) is not None:
+            live.append(chunk)
+            session.release("a") if chunk.index % 3 == 2 else session.press("a")
+    assert {chunk.control_source for chunk in live} <= {"tap", "held"}
+    again = []
+    with client.open_session("toy", chunks=12, seed=5) as session:
+        controls = iter(enumerate(chunk.control for chunk in live))
+        for index, control in itertools.islice(controls, 2):
+            session.submit(index, control, LIMIT_S)
+        while (chunk := session.next_chunk(LIMIT_S)) is not None:
+            again.append(chunk)
+            for index, control in itertools.islice(controls, 1):
+                session.submit(index, control, LIMIT_S)
+    assert [chunk.frames.tobytes() for chunk in again] == [chunk.frames.tobytes() for chunk in live]
+
+
+def test_an_event_loop_plays_sessions_side_by_side(endpoint: str) -> None:
+    """Several tasks with one client, each with a session: each reads its own chunks, in order, to the end."""
+
+    async def play(client: AsyncClient, seed: int) -> list[int]:
+        async with client.open_session("toy", chunks=8, seed=seed, timeout=LIMIT_S) as session:
+            await session.press("w")
+            return [chunk.index async for chunk in session]
+
+    async def work() -> list[list[int]]:
+        async with AsyncClient(endpoint) as client, asyncio.timeout(LIMIT_S):
+            return await asyncio.gather(*(play(client, seed) for seed in range(4)))
+
+    assert asyncio.run(work()) == [list(range(8))] * 4
 
 
 def test_controls_of_one_thread_and_chunks_of_another(client: Client) -> None:
