@@ -100,14 +100,13 @@ def run(plan: Plan) -> Report:
         raise RequestError("warmup", f"{plan.warmup} is not accepted; accepted: less than chunks - 1")
     if plan.warmup_sessions >= plan.sessions:
         raise RequestError("warmup_sessions", f"{plan.warmup_sessions} is not accepted; accepted: less than sessions")
-    root = segment_files.folder_of_user()
-    there = {path.name for path in root.iterdir()} if root.is_dir() else set()
+    there = set(segment_files.abandoned())
     began = time.monotonic()
     options: dict[str, object] = {"pipeline": "emulated", "options": OPTIONS}
     workers = {name: {**options, "stages": stages} for name, stages in WORKERS.items()}
     with stack(workers) as running, Client(running.endpoint) as client:
         spans = [_long(running, client, plan), _short(running, client, plan)]
-    left = sorted({path.name for path in root.iterdir()} - there) if root.is_dir() else []
+    left = set(segment_files.abandoned()) - there
     rows = [row for span in spans for row in span.rows()]
     title = f"Soak: {plan.chunks} chunks in one session, then {plan.sessions} sessions of {plan.session_chunks}"
     notes = [f"{time.monotonic() - began:.1f} s in all; memory is resident, in MiB"]
