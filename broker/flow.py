@@ -250,18 +250,22 @@ class Flow:
         """The stage's next task: its index and its inputs, which are there, but for a control that is reserved."""
         stage = self.stages[name]
         index = stage.dispatched
-        there = ((edge.artifact, edge.held[index]) for edge in stage.consumes)
-        return index, {name: artifact for name, artifact in there if artifact is not RESERVED}
+        inputs = {}
+        for edge in stage.consumes:
+            artifact = edge.held[index]
+            if artifact is not RESERVED:
+                inputs[edge.artifact] = artifact
+        return index, inputs
 
     def dispatch(self, name: str) -> int:
         """Send the stage's next task off: its outputs are reserved, its inputs stay until it starts; its index."""
-        assert self.is_ready(name), f"{name} was sent off without inputs or room"
         stage = self.stages[name]
         index = stage.dispatched
+        assert self.lack(stage) == READY, f"{name} was sent off without inputs or room"
         stage.dispatched += 1
         stage.is_stale = True
         for edge in stage.produces:
-            edge.reserve()
+            edge.issued += 1
         return index
 
     def start(self, name: str) -> None:

@@ -117,7 +117,8 @@ class Making(Delivering):
     def run_next(self, stage: str) -> None:
         """Send the stage's next task; to an actor that has nothing else to do it starts there and then."""
         assert self.seats is not None, "a task without a place"
-        flow, actor, desk = self.flow, self._lines[stage].actor, self.desk
+        flow, desk, line = self.flow, self.desk, self._lines[stage]
+        actor = line.actor
         index, inputs = flow.peek(stage)
         task = RunTask(
             session=self.id,
@@ -141,11 +142,13 @@ class Making(Delivering):
         flow.dispatch(stage)
         actor.send(self._task_key(index), desk.now)
         desk.watch(actor)
-        if starts:
-            flow.start(stage)
         self.timing.admitted(stage, index, desk.now)
         desk.send(actor.worker, task, packed)
-        desk.unsettled[self.id] = self
+        if starts:
+            flow.start(stage)
+            desk.unsettled[self.id] = self
+        else:
+            self._look(line)  # nothing left an edge, so nobody else can go on
 
     def on_started(self, event: TaskStarted) -> None:
         """An actor began a task: the inputs have left their edges."""

@@ -51,7 +51,7 @@ class Histogram:
     def add_with(self, total: Histogram, seconds: float) -> None:
         """Note one duration here and in a total: as `add` of both, for less."""
         value = max(0.0, seconds)
-        bucket = _bucket(value)
+        bucket = 0 if value < LEAST_S else _bucket(value)
         self.buckets[bucket] += 1
         self.count += 1
         self.sum += value
@@ -111,12 +111,16 @@ class IdleTime:
 
     def __init__(self) -> None:
         """Start with no gap."""
-        self.causes: dict[str, tuple[int, float]] = {}
+        self.causes: dict[str, list[float]] = {}
 
     def add(self, cause: str, seconds: float) -> None:
         """Note a gap that is over."""
-        count, before = self.causes.get(cause, (0, 0.0))
-        self.causes[cause] = (count + 1, before + seconds)
+        gaps = self.causes.get(cause)
+        if gaps is None:
+            self.causes[cause] = [1, seconds]
+        else:
+            gaps[0] += 1
+            gaps[1] += seconds
 
     def summary(self) -> dict[str, dict[str, int | float]]:
         """Cause to the number of gaps and their seconds; the gap that is still open isn't in it."""
