@@ -107,6 +107,7 @@ class _Loop:
                 self._handle(ShutdownRequested(time.monotonic()))
             drained = self._receive()
             self._report()  # after the keys that are there have been read: a chunk that begins now takes the newest
+            self._outbox.flush()  # somebody waits for a result; the clock can wait for this
             self._handle(Tick(time.monotonic(), drained))
         self._outbox.flush()
         return self._exit_code

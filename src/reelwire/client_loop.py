@@ -253,7 +253,7 @@ class Link:
                     self._stopped = True
                 case e.Changed(session=session):
                     self._changed(session)
-        if actions:
+        if actions and threading.get_ident() != self._thread.ident:  # the thread itself looks before it waits again
             self._wake.set()
 
     def _changed(self, session: str) -> None:

@@ -8,6 +8,7 @@ import socket
 from collections.abc import Iterator
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
+_READ_BYTES = 4096
 
 
 class Wake:
@@ -35,9 +36,11 @@ class Wake:
 
     def clear(self) -> int:
         """Let the loop wait again; how often it was asked to end, by signals or by `ask`."""
-        asked = 0
+        asked, full = 0, True
         with contextlib.suppress(BlockingIOError):
-            while data := self._reader.recv(4096):
+            while full:
+                data = self._reader.recv(_READ_BYTES)
+                full = len(data) == _READ_BYTES
                 asked += sum(byte in SIGNALS for byte in data)
         return asked
 
