@@ -161,7 +161,8 @@ def test_streaming_28_another_picture_or_prompt_finds_nothing() -> None:
     ran(cached, "a")
     picture = request_of()["image"].clone()
     picture[29, 49, 2] ^= 1
-    for given in ({"image": picture}, {"prompt": "a stone bridge."}):
+    others: tuple[dict[str, Any], ...] = ({"image": picture}, {"prompt": "a stone bridge."})
+    for given in others:
         assert not any("latent_cached" in made["facts"] for made in ran(cached, "b", **given))
     assert all(made["facts"]["latent_cached"] for made in ran(cached, "c"))
 
