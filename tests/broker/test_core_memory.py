@@ -65,7 +65,7 @@ def test_only_the_right_probe_counts(rig: Any) -> None:
 
 def test_who_left_is_forgotten_by_its_readers(rig: Any) -> None:
     """A worker that comes back is asked about anew, and its readers are."""
-    client = rig.client()
+    client, worker = rig.client(), rig.worker(memory=True)
     for _ in range(5):
         worker = rig.worker(memory=True)
         assert rig.core._peers.by_route[client.route].maps == {worker.attachment}
