@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any, Literal
 
 import pytest
 
+from reelwire import Client
 from reelwire.errors import ConfigError
 from reelwire.settings import ClientSettings, Settings, environment_name
 
@@ -181,3 +183,21 @@ def test_the_endpoint_of_clients_has_a_variable_of_its_own(tmp_path: Path) -> No
     assert made.value.endpoint == "tcp://127.0.0.1:9"
     with pytest.raises(ConfigError, match=r"client\.endpoint.*accepted: tcp://"):
         settings(tmp_path, "", {"REELWIRE_BROKER": "localhost"}).resolve("client", ClientSettings)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "value"),
+    [
+        ("connect_timeout_s", "1.5", 1.5),
+        ("output_credit_chunks", "3", 3),
+        ("output_credit_bytes", "1000", 1000),
+        ("shared_memory", "false", False),
+    ],
+)
+def test_what_a_client_takes_can_be_set_and_is_checked(tmp_path: Path, name: str, text: str, value: object) -> None:
+    """By the names and within the bounds that the SDK's arguments have."""
+    given = settings(tmp_path, f"[client]\n{name} = {text}\n").resolve("client", ClientSettings)
+    assert getattr(given.value, name) == value
+    assert name in inspect.signature(Client).parameters
+    with pytest.raises(ConfigError, match=rf"client\.{name}.*accepted"):
+        settings(tmp_path, f"[client]\n{name} = -1\n").resolve("client", ClientSettings)

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Generic, Literal, TypeVar
 
-from . import endpoints
+from . import checks, endpoints
 from .errors import ConfigError
 
 T = TypeVar("T")
@@ -42,18 +42,26 @@ class ClientSettings:
     Attributes:
         endpoint: where the broker listens.
         connect_timeout_s: how long a command waits for the broker's first answer.
+        output_credit_chunks: chunks of a stream that may be made and not taken.
+        output_credit_bytes: bytes of such chunks, at most; one chunk may go over it.
+        shared_memory: whether chunks may come through shared memory.
     """
 
     endpoint: str = endpoints.DEFAULT_ENDPOINT
     connect_timeout_s: float = 5.0
+    output_credit_chunks: int = 2
+    output_credit_bytes: int = 64 << 20
+    shared_memory: bool = True
 
     def __post_init__(self) -> None:
         try:
             endpoints.parse(self.endpoint)
         except ValueError as error:
             raise ConfigError("endpoint", str(error)) from None
-        if not 0 < self.connect_timeout_s < float("inf"):
-            raise ConfigError("connect_timeout_s", f"{self.connect_timeout_s}; accepted: seconds above 0")
+        checks.check_seconds("connect_timeout_s", self.connect_timeout_s)
+        checks.check_count("output_credit_chunks", self.output_credit_chunks)
+        checks.check_count("output_credit_bytes", self.output_credit_bytes, most=checks.BYTES_MAX)
+        checks.check_truth("shared_memory", self.shared_memory)
 
 
 @dataclass(frozen=True, slots=True)

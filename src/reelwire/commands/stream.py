@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -125,7 +126,7 @@ def _streamed(flags: StreamFlags, look: FirstLook, endpoint: str | None, config:
     settings = load_settings(config).resolve("client", ClientSettings, {"endpoint": endpoint}).value
     from .. import Client
 
-    with stopped_by_signals(), Client(settings.endpoint, connect_timeout_s=settings.connect_timeout_s) as client:
+    with stopped_by_signals(), Client(**asdict(settings)) as client:
         pipelines = client.pipelines
         if name not in pipelines:
             raise RequestError(
