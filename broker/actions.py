@@ -1,4 +1,4 @@
-"""What a broker's core wants done: a closed set, performed in order by the loop."""
+"""What a broker's core wants done: a closed set, performed in order by the loop. As with events, `Send` isn't frozen."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from reelwire.wire import Limits, Packed
 Level = Literal["debug", "info", "warning", "error"]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Send:
     """Send a message to a connection that takes `limits`, in an envelope with the attachment number.
 

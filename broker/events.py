@@ -1,6 +1,7 @@
 """What can happen to a broker: a closed set. Time and randomness come in with the event.
 
-`now` is monotonic, in seconds; it never goes back from one event to the next.
+`now` is monotonic, in seconds; it never goes back from one event to the next. Nobody changes an event; those that come with
+every message aren't frozen, because it takes twice as long to make them then.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from typing import Literal
 from reelwire.messages import ToBroker
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Received:
     """A message arrived.
 
@@ -21,7 +22,7 @@ class Received:
         attachment: the number that the sender claims; 0 for a hello.
         message: what was said.
         nbytes: size of all its frames, in bytes.
-        entropy: 16 random bytes, for ids and tokens.
+        entropy: 16 random bytes, for ids and tokens; empty beside a message that needs none.
     """
 
     now: float
@@ -29,7 +30,7 @@ class Received:
     attachment: int
     message: ToBroker
     nbytes: int
-    entropy: bytes
+    entropy: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)

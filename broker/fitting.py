@@ -26,7 +26,9 @@ def fitted(message: FromBroker, limits: wire.Limits) -> tuple[wire.Packed, str |
     """A message as it is sent, and why its receiver doesn't accept it; None when it does."""
     packed = wire.pack(message)
     header_bytes = wire.HEADER_BYTES + wire.ENTRY_BYTES + len(packed.name) + len(packed.body)
-    return packed, limits.misfit([header_bytes, *wire.sizes_of(packed.buffers)])
+    if packed.buffers or header_bytes > limits.header_bytes_max or header_bytes > limits.message_bytes_max:
+        return packed, limits.misfit([header_bytes, *wire.sizes_of(packed.buffers)])
+    return packed, None
 
 
 def initialize_sizes(request: OpenSession, spec: StreamSpec, stage: str) -> list[int]:

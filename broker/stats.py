@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from array import array
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable
 from itertools import accumulate
 
@@ -16,6 +16,8 @@ QUANTILES = {"p50": 0.50, "p90": 0.90, "p95": 0.95, "p99": 0.99}
 NO_GAP = ("", 0.0)
 
 _BUCKETS = STEPS_PER_DOUBLING * DOUBLINGS + 2
+_BOUNDS = [LEAST_S * 2 ** (step / STEPS_PER_DOUBLING) for step in range(_BUCKETS - 1)]
+"""The least duration of each bucket but the first, in seconds."""
 
 
 class Histogram:
@@ -41,8 +43,8 @@ class Histogram:
 
     def add(self, seconds: float) -> None:
         """Note one duration; a negative one counts as 0."""
-        value = max(0.0, seconds)
-        self.buckets[_bucket(value)] += 1
+        value = seconds if seconds > 0.0 else 0.0
+        self.buckets[bisect_right(_BOUNDS, value)] += 1
         self.count += 1
         self.sum += value
         if value > self.max:
@@ -50,8 +52,8 @@ class Histogram:
 
     def add_with(self, total: Histogram, seconds: float) -> None:
         """Note one duration here and in a total: as `add` of both, for less."""
-        value = max(0.0, seconds)
-        bucket = 0 if value < LEAST_S else _bucket(value)
+        value = seconds if seconds > 0.0 else 0.0
+        bucket = bisect_right(_BOUNDS, value)
         self.buckets[bucket] += 1
         self.count += 1
         self.sum += value
@@ -83,12 +85,6 @@ class Histogram:
             return 0.0
         rank = max(math.ceil(q * self.count), 1)
         return min(_middle(bisect_left(upto, rank)), self.max)
-
-
-def _bucket(seconds: float) -> int:
-    if seconds < LEAST_S:
-        return 0
-    return min(1 + int(math.log2(seconds / LEAST_S) * STEPS_PER_DOUBLING), _BUCKETS - 1)
 
 
 def _middle(bucket: int) -> float:
