@@ -40,7 +40,7 @@ MEMORY_FILES = {"workers": {"memory", "loop", "runner", "values", "supervisor"},
 # What stands on the first row: the SDK and the commands. They may import each other, downward.
 FACE = (
     "client_events", "client_view", "client_desk", "client_streams", "client_core", "client_values",
-    "client_request", "client_memory", "client_loop", "client_session", "client",
+    "client_request", "client_memory", "client_door", "client_loop", "client_session", "client",
     "client_awaiting", "client_async", "__init__", "settings", "poses", "timeline", "commands", "cli", "__main__",
 )  # fmt: skip
 

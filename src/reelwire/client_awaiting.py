@@ -16,7 +16,7 @@ from types import TracebackType
 from typing import Any, Concatenate, ParamSpec, Protocol, Self, TypeVar
 
 from . import client_events as e
-from .client_loop import TOO_LATE, Link, deadline, value_of
+from .client_door import TOO_LATE, Door, deadline, value_of
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -35,7 +35,7 @@ class _Block(Protocol):
 S = TypeVar("S", bound=_Block)
 
 
-async def call(link: Link, event: Callable[[float, int], e.Event], timeout_s: float | None) -> object:
+async def call(door: Door, event: Callable[[float, int], e.Event], timeout_s: float | None) -> object:
     """Hand a call in and await its answer; without one in time, or when the task is cancelled, it is withdrawn.
 
     Raises:
@@ -46,11 +46,11 @@ async def call(link: Link, event: Callable[[float, int], e.Event], timeout_s: fl
     async with within(timeout_s):
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[e.Done] = loop.create_future()
-        number = link.ask(event, partial(_hand_over, loop, partial(_settle, answer)))
+        number = door.ask(event, partial(_hand_over, loop, partial(_settle, answer)))
         try:
             done = await answer
         except BaseException:
-            link.withdraw(number)
+            door.withdraw(number)
             raise
     return value_of(done)
 

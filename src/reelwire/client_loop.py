@@ -1,35 +1,32 @@
-"""The client's I/O: one thread that owns the socket, and the one door through which every thread talks to the core.
+"""The client's I/O: one thread that owns the socket.
 
-The core is guarded by a lock: whoever holds it hands an event in and performs the actions. Threads of the application
-only append to the outbox and wake the I/O thread; nobody but that thread touches the socket. It blocks until the
-socket or the wake pair is readable, or until the core's next deadline.
+Threads of the application only append to the outbox and wake this one, through the `Door`; nobody else touches the
+socket. It blocks until the socket or the wake pair is readable, or until the core's next deadline.
 """
 
 from __future__ import annotations
 
 import atexit
 import math
-import os
 import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from typing import assert_never
 
 import zmq
 
 from . import client_events as e
 from . import endpoints, messages, wire
-from .checks import shown
 from .client_core import ClientCore
+from .client_door import Door
 from .client_memory import ClientMemory
-from .errors import RequestError, UsageError, VersionMismatch, WireError
+from .errors import RequestError, VersionMismatch, WireError
 from .wake import Wake
 
 OUTBOX_BYTES_MAX = 64 << 20
 LINGER_S = 0.5
-TOO_LATE = "no answer within the time limit"
 BATCH = 64
 _SNDHWM = 64
 
@@ -48,44 +45,7 @@ def check_endpoint(endpoint: str) -> None:
         raise RequestError("endpoint", str(error)) from None
 
 
-def value_of(done: e.Done) -> object:
-    """What a call was answered with.
-
-    Raises:
-        ReelwireError: the answer is that error.
-    """
-    if done.error is not None:
-        raise done.error
-    return done.value
-
-
-def wait(ready: threading.Condition, until: float) -> None:
-    """Block once until `ready` is notified; its lock is held.
-
-    Raises:
-        TimeoutError: it is `until` already, in seconds of the monotonic clock.
-    """
-    left = until - time.monotonic()
-    if left <= 0:
-        raise TimeoutError(TOO_LATE)
-    ready.wait(min(left, threading.TIMEOUT_MAX))
-
-
-def deadline(timeout_s: float | None, field: str = "timeout") -> float:
-    """When a wait that starts now is over, in seconds of the monotonic clock.
-
-    Raises:
-        RequestError: of the field: it is no number of seconds, negative or not a number at all.
-    """
-    if timeout_s is None:
-        return math.inf
-    # A NaN compares false with everything: a wait would never be over.
-    if not isinstance(timeout_s, int | float) or isinstance(timeout_s, bool) or not timeout_s >= 0:
-        raise RequestError(field, f"{shown(timeout_s)} is not accepted; accepted: seconds, 0 or more, or None")
-    return time.monotonic() + min(timeout_s, threading.TIMEOUT_MAX)
-
-
-class Link:
+class Link(Door):
     """A core, its lock, and the thread that moves its messages.
 
     Args:
@@ -93,25 +53,16 @@ class Link:
         endpoint: where the broker listens, as `check_endpoint` accepts it.
         limits: what is accepted from the broker.
         memory: reads what workers on this machine wrote into shared memory.
-
-    Attributes:
-        core: read it and feed it only under `lock`.
-        lock: guards the core.
     """
 
     def __init__(self, core: ClientCore, endpoint: str, limits: wire.Limits, memory: ClientMemory) -> None:
         """Start the thread."""
-        self.core = core
-        self.lock = threading.RLock()
+        super().__init__(core)
         self._endpoint = endpoint
         self._limits = limits
         self._memory = memory
-        self._next_call = 0
-        self._asking: dict[int, Callable[[e.Done], None]] = {}
-        self._watching: dict[str, list[Callable[[], None]]] = {}
         self._when_ended: list[Callable[[], None]] = []
         self._ended = False
-        self._delivery: e.Delivery | None = None
         self._outbox: deque[wire.Batch] = deque()
         self._outbox_bytes = 0
         self._welcome: messages.Welcome | None = None
@@ -121,94 +72,10 @@ class Link:
         self._leaving = False
         self._goodbye = False  # is the last thing that was sent, and worth waiting for
         self._abandoned: deque[str] = deque()
-        self._pid = os.getpid()
         self._wake = Wake()
         self._thread = threading.Thread(target=self._run, name="reelwire-client", daemon=True)
         _links.add(self)
         self._thread.start()
-
-    def feed(self, event: Callable[[float], e.Event]) -> None:
-        """Hand an event in, made from the time it is now.
-
-        Raises:
-            UsageError: the process was forked since the client was made.
-        """
-        self._check_process()
-        with self.lock:
-            self._perform(self.core.handle(event(time.monotonic())))
-
-    def ask(self, event: Callable[[float, int], e.Event], answered: Callable[[e.Done], None]) -> int:
-        """Hand a call in; its number.
-
-        Args:
-            event: the call, made from the time it is now and its number.
-            answered: takes the answer, once, perhaps before this returns; under the lock, so it must not wait, and in
-                whatever thread has it.
-
-        Raises:
-            UsageError: the process was forked since the client was made.
-        """
-        self._check_process()
-        with self.lock:
-            self._next_call += 1
-            number = self._next_call
-            self._asking[number] = answered
-            self.feed(lambda now: event(now, number))
-        return number
-
-    def withdraw(self, call: int) -> None:
-        """Nobody waits for the answer any more, or nobody took it."""
-        with self.lock:
-            self._asking.pop(call, None)
-            self.feed(lambda now: e.Withdraw(now, call))
-
-    def call(self, event: Callable[[float, int], e.Event], timeout_s: float | None) -> object:
-        """Hand a call in and block until its answer is there; without one in time it is withdrawn.
-
-        Raises:
-            RequestError: the timeout is refused, and nothing was handed in.
-            TimeoutError: there was no answer within `timeout_s`.
-            ReelwireError: whatever the answer says.
-        """
-        until = deadline(timeout_s)
-        answers: list[e.Done] = []
-        with self.lock:
-            ready = threading.Condition(self.lock)
-
-            def answered(done: e.Done) -> None:
-                answers.append(done)
-                ready.notify()
-
-            number = self.ask(event, answered)
-            try:
-                while not answers:
-                    wait(ready, until)
-            except BaseException:
-                self.withdraw(number)
-                raise
-        return value_of(answers[0])
-
-    def take(self, session: str) -> e.Delivery | None:
-        """Acknowledge the chunks that were taken, and take the next one if it is there."""
-        self._check_process()
-        with self.lock:
-            self._delivery = None
-            self.feed(lambda now: e.Take(now, session))
-            return self._delivery
-
-    @contextmanager
-    def watching(self, session: str, changed: Callable[[], None]) -> Iterator[None]:
-        """Have `changed` called whenever something of the session did, as `ask` calls its `answered`."""
-        with self.lock:
-            self._watching.setdefault(session, []).append(changed)
-        try:
-            yield
-        finally:
-            with self.lock:
-                watching = self._watching[session]
-                watching.remove(changed)
-                if not watching:
-                    del self._watching[session]
 
     def when_ended(self, ended: Callable[[], None]) -> None:
         """Have `ended` called when the thread ends, as `ask` calls its `answered`; at once if it has."""
@@ -235,35 +102,23 @@ class Link:
 
     # --- under the lock ------------------------------------------------------------------------------------------------
 
-    def _perform(self, actions: list[e.Action]) -> None:
-        for action in actions:
-            match action:
-                case e.Send(attachment=attachment, message=message):
-                    self._goodbye = isinstance(message, messages.Goodbye)
-                    self._put(attachment, wire.pack(message))
-                case e.AnswerProbe(attachment=attachment, owner=owner):
-                    self._put(attachment, wire.pack(messages.MemoryProbed(owner, self._memory.probe(owner))))
-                case e.Done(call=call):
-                    self._asking.pop(call)(action)
-                case e.Delivery():
-                    self._delivery = action
-                case e.Reconnect():
-                    self._reconnect = True
-                case e.Stop():
-                    self._stopped = True
-                case e.Changed(session=session):
-                    self._changed(session)
-        if actions and threading.get_ident() != self._thread.ident:  # the thread itself looks before it waits again
+    def _act(self, action: e.Send | e.AnswerProbe | e.Reconnect | e.Stop) -> None:
+        match action:
+            case e.Send(attachment=attachment, message=message):
+                self._goodbye = isinstance(message, messages.Goodbye)
+                self._put(attachment, wire.pack(message))
+            case e.AnswerProbe(attachment=attachment, owner=owner):
+                self._put(attachment, wire.pack(messages.MemoryProbed(owner, self._memory.probe(owner))))
+            case e.Reconnect():
+                self._reconnect = True
+            case e.Stop():
+                self._stopped = True
+            case _:
+                assert_never(action)
+
+    def _acted(self) -> None:
+        if threading.get_ident() != self._thread.ident:  # the thread itself looks before it waits again
             self._wake.set()
-
-    def _changed(self, session: str) -> None:
-        watched = [self._watching.get(session, [])] if session else self._watching.values()
-        for changed in [changed for watching in watched for changed in watching]:
-            changed()
-
-    def _check_process(self) -> None:
-        if os.getpid() != self._pid:
-            raise UsageError("a client can't be used in a forked process; make one there")
 
     def _put(self, attachment: int, packed: wire.Packed) -> None:
         # One message over at most: a big one must not wait for ever for a room that it can't have.

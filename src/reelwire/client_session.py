@@ -14,7 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from . import client_events as e
-from .client_loop import Link, deadline, wait
+from .client_door import deadline, wait
+from .client_loop import Link
 from .client_request import SessionRequest
 from .client_values import control_artifact, control_of, frames_of, outputs_of
 from .client_view import SessionView

@@ -10,7 +10,7 @@ from . import client_events as e
 from . import messages as m
 from .client_desk import Desk
 from .client_view import SessionView, error_of
-from .errors import ControlError, ReelwireError, SessionClosed
+from .errors import ControlError, ReelwireError, SessionClosed, WireError
 from .messages import Artifact, Credit, Failure
 
 SessionMessage = m.SessionChanged | m.ControlAccepted | m.ControlRefused | m.Chunk | m.SessionEnded
@@ -76,6 +76,10 @@ class Streams:
         view = self.opening.pop(message.key, None)
         if view is None:
             self._desk.drop("unknown session")
+            return
+        if message.session in self.views:
+            error = WireError(f"the broker called a new session {message.session!r}, which another one is called")
+            self._desk.done(view.open_call, error=error)
             return
         view.id, view.token = message.session, message.token
         self.views[view.id] = view

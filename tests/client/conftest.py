@@ -153,12 +153,13 @@ LIMIT_S = 10.0
 
 
 class StandIn:
-    """A broker made of plain messages on a real socket: one client, one session; it answers what is in `answers`."""
+    """A broker made of plain messages on a real socket: one client, one session at a time; it answers as `answers` says."""
 
     def __init__(self) -> None:
         self.heard: queue.Queue[Any] = queue.Queue()
         self.version, self.heartbeat_s, self.limits = "0.1.0", 1.0, {"image_bytes_max": 3 * 64 * 64}
         self.attachment, self.chunks, self.route = 6, 0, b""
+        self.session, self.opened = "s", 0
         self.silent: set[type] = set()
         self.before: Callable[[Any], Any] = lambda _message: None
         self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
@@ -206,28 +207,29 @@ class StandIn:
             case m.Heartbeat():
                 return [m.Heartbeat()]
             case m.OpenSession(key=key, chunks=chunks):
-                self.chunks = chunks
-                return [m.SessionOpened(key, "s", "token"), m.SessionChanged("s", "ready", chunks)]
+                self.chunks, self.opened = chunks, self.opened + 1
+                self.session = "s" if self.opened == 1 else f"s{self.opened}"
+                return [m.SessionOpened(key, self.session, "token"), m.SessionChanged(self.session, "ready", chunks)]
             case m.SubmitControl(index=int(index), control=control):
-                return [m.ControlAccepted("s", index), self.chunk(index, m.Applied("explicit", control))]
+                return [m.ControlAccepted(self.session, index), self.chunk(index, m.Applied("explicit", control))]
             case m.SetKeys(keys=keys) if keys.held:
                 applied = m.Applied("held", Artifact({"keys": list(keys.held), "reset_pose": False}), keys.revision)
                 return [self.chunk(0, applied)]
             case m.Ack(chunks=self.chunks):
-                return [m.SessionEnded("s", "completed")]
+                return [m.SessionEnded(self.session, "completed")]
             case m.EndSession(mode=mode):
-                return [m.SessionEnded("s", "closed" if mode == "drain" else "cancelled")]
+                return [m.SessionEnded(self.session, "closed" if mode == "drain" else "cancelled")]
             case m.AskStatus(request=request):
                 return [m.Status(request, {"workers": 0})]
             case m.AskMetrics(request=request):
-                return [m.Metrics(request, "s", {"chunks": 1})]
+                return [m.Metrics(request, self.session, {"chunks": 1})]
         return []
 
     def chunk(self, index: int, applied: m.Applied) -> m.Chunk:
         """A chunk whose frames show its number."""
         frames = tensors.from_array(np.full((2, 4, 4, 3), index, np.uint8))
         outputs = {"frames": Artifact({"codec": "none"}, {"frames": frames})}
-        return m.Chunk("s", index, outputs, applied, {"pose": [1.0]}, TIMING, index == self.chunks - 1)
+        return m.Chunk(self.session, index, outputs, applied, {"pose": [1.0]}, TIMING, index == self.chunks - 1)
 
     def send(self, attachment: int, message: Any) -> None:
         """Send a message, or bytes as they are."""

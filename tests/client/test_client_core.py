@@ -19,6 +19,7 @@ from reelwire.errors import (
     SessionFailed,
     UsageError,
     VersionMismatch,
+    WireError,
 )
 from reelwire.messages import Artifact, Failure
 
@@ -297,6 +298,16 @@ def test_an_opening_whose_answer_nobody_took_is_cancelled(attached: Rig) -> None
     assert attached.said(m.EndSession) == [m.EndSession("s", "cancel")]
     attached.hear(m.SessionEnded("s", "cancelled"))
     assert attached.core.sessions == {}
+
+
+def test_a_name_that_another_session_has_is_the_brokers_fault(attached: Rig) -> None:
+    """Whoever opened gets a WireError, and the session of that name goes on."""
+    view = attached.open()
+    call = attached.call(e.Open, "k2", "toy", 5)
+    attached.hear(m.SessionOpened("k2", "s", "token"))
+    attached.error(call, WireError, "'s', which another one is called")
+    attached.chunk(0)
+    assert (attached.take(), attached.core.sessions["s"]) == (0, view)
 
 
 def test_answers_to_what_was_never_asked_are_dropped(attached: Rig) -> None:

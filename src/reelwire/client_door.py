@@ -1,0 +1,199 @@
+"""The one door through which every thread, and every event loop, talks to a client's core.
+
+The core is guarded by a lock: whoever holds it hands an event in and performs the actions. What is to be sent is left to
+the thread that owns the socket: see `client_loop`.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import assert_never
+
+from . import client_events as e
+from .checks import shown
+from .client_core import ClientCore
+from .errors import RequestError, UsageError
+
+TOO_LATE = "no answer within the time limit"
+
+
+def value_of(done: e.Done) -> object:
+    """What a call was answered with.
+
+    Raises:
+        ReelwireError: the answer is that error.
+    """
+    if done.error is not None:
+        raise done.error
+    return done.value
+
+
+def wait(ready: threading.Condition, until: float) -> None:
+    """Block once until `ready` is notified; its lock is held.
+
+    Raises:
+        TimeoutError: it is `until` already, in seconds of the monotonic clock.
+    """
+    left = until - time.monotonic()
+    if left <= 0:
+        raise TimeoutError(TOO_LATE)
+    ready.wait(min(left, threading.TIMEOUT_MAX))
+
+
+def deadline(timeout_s: float | None, field: str = "timeout") -> float:
+    """When a wait that starts now is over, in seconds of the monotonic clock.
+
+    Raises:
+        RequestError: of the field: it is no number of seconds, negative or not a number at all.
+    """
+    if timeout_s is None:
+        return math.inf
+    # A NaN compares false with everything: a wait would never be over.
+    if not isinstance(timeout_s, int | float) or isinstance(timeout_s, bool) or not timeout_s >= 0:
+        raise RequestError(field, f"{shown(timeout_s)} is not accepted; accepted: seconds, 0 or more, or None")
+    return time.monotonic() + min(timeout_s, threading.TIMEOUT_MAX)
+
+
+class Door:
+    """A core and its lock; a subclass performs what has to do with the socket.
+
+    Args:
+        core: the protocol.
+
+    Attributes:
+        core: read it and feed it only under `lock`.
+        lock: guards the core.
+    """
+
+    def __init__(self, core: ClientCore) -> None:
+        """Nobody has asked yet."""
+        self.core = core
+        self.lock = threading.RLock()
+        self._next_call = 0
+        self._asking: dict[int, Callable[[e.Done], None]] = {}
+        self._watching: dict[str, list[Callable[[], None]]] = {}
+        self._delivery: e.Delivery | None = None
+        self._pid = os.getpid()
+
+    def feed(self, event: Callable[[float], e.Event]) -> None:
+        """Hand an event in, made from the time it is now.
+
+        Raises:
+            UsageError: the process was forked since the client was made.
+        """
+        self._check_process()
+        with self.lock:
+            self._perform(self.core.handle(event(time.monotonic())))
+
+    def ask(self, event: Callable[[float, int], e.Event], answered: Callable[[e.Done], None]) -> int:
+        """Hand a call in; its number.
+
+        Args:
+            event: the call, made from the time it is now and its number.
+            answered: takes the answer, once, perhaps before this returns; under the lock, so it must not wait, and in
+                whatever thread has it.
+
+        Raises:
+            UsageError: the process was forked since the client was made.
+        """
+        self._check_process()
+        with self.lock:
+            self._next_call += 1
+            number = self._next_call
+            self._asking[number] = answered
+            self.feed(lambda now: event(now, number))
+        return number
+
+    def withdraw(self, call: int) -> None:
+        """Nobody waits for the answer any more, or nobody took it."""
+        with self.lock:
+            self._asking.pop(call, None)
+            self.feed(lambda now: e.Withdraw(now, call))
+
+    def call(self, event: Callable[[float, int], e.Event], timeout_s: float | None) -> object:
+        """Hand a call in and block until its answer is there; without one in time it is withdrawn.
+
+        Raises:
+            RequestError: the timeout is refused, and nothing was handed in.
+            TimeoutError: there was no answer within `timeout_s`.
+            ReelwireError: whatever the answer says.
+        """
+        until = deadline(timeout_s)
+        answers: list[e.Done] = []
+        with self.lock:
+            ready = threading.Condition(self.lock)
+
+            def answered(done: e.Done) -> None:
+                answers.append(done)
+                ready.notify()
+
+            number = self.ask(event, answered)
+            try:
+                while not answers:
+                    wait(ready, until)
+            except BaseException:
+                self.withdraw(number)
+                raise
+        return value_of(answers[0])
+
+    def take(self, session: str) -> e.Delivery | None:
+        """Acknowledge the chunks that were taken, and take the next one if it is there."""
+        self._check_process()
+        with self.lock:
+            self._delivery = None
+            self.feed(lambda now: e.Take(now, session))
+            return self._delivery
+
+    @contextmanager
+    def watching(self, session: str, changed: Callable[[], None]) -> Iterator[None]:
+        """Have `changed` called whenever something of the session did, as `ask` calls its `answered`."""
+        with self.lock:
+            self._watching.setdefault(session, []).append(changed)
+        try:
+            yield
+        finally:
+            with self.lock:
+                watching = self._watching[session]
+                watching.remove(changed)
+                if not watching:
+                    del self._watching[session]
+
+    # --- under the lock ------------------------------------------------------------------------------------------------
+
+    def _act(self, action: e.Send | e.AnswerProbe | e.Reconnect | e.Stop) -> None:
+        """Perform an action that has to do with the socket."""
+        raise NotImplementedError
+
+    def _acted(self) -> None:
+        """Something was done that the thread of the socket may have to look at."""
+        raise NotImplementedError
+
+    def _perform(self, actions: list[e.Action]) -> None:
+        for action in actions:
+            match action:
+                case e.Done(call=call):
+                    self._asking.pop(call)(action)
+                case e.Delivery():
+                    self._delivery = action
+                case e.Changed(session=session):
+                    self._changed(session)
+                case e.Send() | e.AnswerProbe() | e.Reconnect() | e.Stop():
+                    self._act(action)
+                case _:
+                    assert_never(action)
+        if actions:
+            self._acted()
+
+    def _changed(self, session: str) -> None:
+        watched = [self._watching.get(session, [])] if session else self._watching.values()
+        for changed in [changed for watching in watched for changed in watching]:
+            changed()
+
+    def _check_process(self) -> None:
+        if os.getpid() != self._pid:
+            raise UsageError("a client can't be used in a forked process; make one there")
