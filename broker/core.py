@@ -29,6 +29,7 @@ from .placement import AdmitSpec
 from .requests import refusal
 from .session import Session
 
+_HELLOS = (m.ClientHello, m.WorkerHello)
 ENDED_KEPT_MAX = 256
 """Ended sessions whose numbers can still be asked for."""
 
@@ -86,9 +87,6 @@ class BrokerCore(Attaching):
             case _:
                 assert_never(event)
         self._settle()
-        if isinstance(event, TurnEnded):
-            for peer, returns in self._desk.memory.returns():
-                self._desk.send(peer, returns)
         return self._desk.finish()
 
     def status(self) -> dict[str, Plain]:
@@ -137,7 +135,7 @@ class BrokerCore(Attaching):
 
     def _received(self, event: Received) -> None:
         message = event.message
-        if isinstance(message, m.ClientHello | m.WorkerHello):
+        if isinstance(message, _HELLOS):
             self._hello(event.route, message)
             return
         peer = self._peers.by_route.get(event.route)
@@ -274,7 +272,8 @@ class BrokerCore(Attaching):
         assert isinstance(message, m.TaskDone)
         memory.arrive(peer, message.outputs)
         self._tell_session(peer, message)
-        memory.handled()
+        if memory.arrived:
+            memory.handled()
 
     def _stage_says(self, peer: Peer, event: Received) -> None:
         message = event.message
@@ -351,6 +350,8 @@ class BrokerCore(Attaching):
             del self._desk.touched[name]
             self.sessions[name].handle(t.Looked())
             self._settle()
+        for peer, returns in self._desk.memory.returns():
+            self._desk.send(peer, returns)
 
     def _has_heard_enough(self, *, drained: bool) -> bool:
         """Whether deadlines count now.

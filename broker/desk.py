@@ -81,7 +81,8 @@ class Desk:
 
     def begin(self, now: float) -> None:
         """A new event is handled."""
-        self.now = max(self.now, now)
+        if now > self.now:
+            self.now = now
         self.event_id += 1
 
     def finish(self) -> list[Action]:
@@ -129,11 +130,11 @@ class Desk:
     def settle(self) -> None:
         """Send every task that can be sent."""
         while self.unsettled or self.stirred:
-            while self.unsettled:
-                self.unsettled.pop(next(iter(self.unsettled))).offer()
-            while self.stirred:
-                actor = next(iter(self.stirred))
-                del self.stirred[actor]
+            unsettled, self.unsettled = self.unsettled, {}
+            for session in unsettled.values():
+                session.offer()
+            stirred, self.stirred = self.stirred, {}
+            for actor in stirred:
                 actor.pump()
 
     def answered(self, actor: Actor) -> None:

@@ -170,8 +170,10 @@ class Loop:
             self._handle_pending()
 
     def _handle(self, event: Event) -> None:
-        self._pending.append(event)
-        self._handle_pending()
+        for action in self._core.handle(event):
+            self._perform(action)
+        if self._pending:
+            self._handle_pending()
 
     def _handle_pending(self) -> None:
         while self._pending:
