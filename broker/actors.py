@@ -148,8 +148,9 @@ class Actor:
 
     def pump(self) -> None:
         """Send tasks, by turns, as long as there is room."""
-        while self.waiting and self.has_room:
-            self.waiting.take().run_next(self.offer.stage)
+        waiting, outstanding, most = self.waiting, self.outstanding, self.offer.mailbox
+        while len(outstanding) <= most and waiting:
+            waiting.take().run_next(self.offer.stage)
 
     def check(self) -> None:
         """Assert the invariants."""

@@ -43,7 +43,7 @@ class Histogram:
 
     def add(self, seconds: float) -> None:
         """Note one duration; a negative one counts as 0."""
-        value = seconds if seconds > 0.0 else 0.0
+        value = max(0.0, seconds)
         self.buckets[bisect_right(_BOUNDS, value)] += 1
         self.count += 1
         self.sum += value
@@ -52,7 +52,7 @@ class Histogram:
 
     def add_with(self, total: Histogram, seconds: float) -> None:
         """Note one duration here and in a total: as `add` of both, for less."""
-        value = seconds if seconds > 0.0 else 0.0
+        value = max(0.0, seconds)
         bucket = bisect_right(_BOUNDS, value)
         self.buckets[bucket] += 1
         self.count += 1

@@ -78,8 +78,8 @@ class Timing:
     def offered(self, stage: str, index: int, now: float) -> None:
         """A stage could run a chunk."""
         chunk = self._chunk(index)
-        if chunk is not None:
-            chunk.passes.setdefault(stage, _Pass(now))
+        if chunk is not None and stage not in chunk.passes:
+            chunk.passes[stage] = _Pass(now)
 
     def admitted(self, stage: str, index: int, now: float) -> None:
         """A task was sent to its actor: what the stage waited for is known."""
@@ -105,7 +105,7 @@ class Timing:
 
     def of_chunk(self, index: int, now: float) -> ChunkTiming:
         """The times of a chunk that is complete `now`."""
-        chunk, since = self._chunks.get(index, _Chunk()), self._ready_at
+        chunk, since = self._chunks.get(index) or _Chunk(), self._ready_at
         return ChunkTiming(
             committed_s=now - since,
             latency_s=now - (since if chunk.anchor_at is None else chunk.anchor_at),
@@ -136,7 +136,11 @@ class Timing:
         assert len(self._chunks) <= in_flight_max, "more chunks are remembered than can be on their way"
 
     def _chunk(self, index: int) -> _Chunk | None:
-        return self._chunks.setdefault(index, _Chunk()) if index >= self._done else None
+        """What is known of a chunk, which may be new; None of one that was committed."""
+        chunk = self._chunks.get(index)
+        if chunk is None and index >= self._done:
+            chunk = self._chunks[index] = _Chunk()
+        return chunk
 
     def _pass(self, stage: str, index: int) -> _Pass | None:
         chunk = self._chunks.get(index)

@@ -12,20 +12,22 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Collection, Iterator
-from typing import Generic, NamedTuple, TypeVar
+from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 T = TypeVar("T")
 
 SPARE = 64
 
 
-class _Waiting(NamedTuple, Generic[T]):
-    """Somebody whose turn comes: the entry's number, who it is, its tag and what it is about to be given."""
+@dataclass(slots=True, eq=False)
+class _Turn(Generic[T]):
+    """Somebody whose turn comes: its name, who it is, what it is about to be given, and whether it still waits."""
 
-    number: int
+    name: str
     who: T
-    tag: float
     media_s: float
+    waits: bool = True
 
 
 class Turns(Generic[T]):
@@ -35,8 +37,8 @@ class Turns(Generic[T]):
 
     def __init__(self) -> None:
         """Nobody waits, and nobody was given anything."""
-        self._heap: list[tuple[float, int, str]] = []
-        self._waiting: dict[str, _Waiting[T]] = {}
+        self._heap: list[tuple[float, int, _Turn[T]]] = []
+        self._waiting: dict[str, _Turn[T]] = {}
         self._given: dict[str, float] = {}
         self._served = 0.0
         self._count = 0
@@ -54,24 +56,26 @@ class Turns(Generic[T]):
         """Somebody waits for a turn that will give it so much media time, in seconds; it doesn't wait yet."""
         assert name not in self._waiting, f"{name} waits already"
         self._count += 1
-        tag = max(self._given.get(name, 0.0), self._served)
-        self._waiting[name] = _Waiting(self._count, who, tag, media_s)
-        heapq.heappush(self._heap, (tag, self._count, name))
+        turn = self._waiting[name] = _Turn(name, who, media_s)
+        tag = self._given.get(name, 0.0)
+        heapq.heappush(self._heap, (max(self._served, tag), self._count, turn))
 
     def take(self) -> T:
         """Whose turn it is: of the smallest tag, who has waited longest; somebody waits."""
-        while not self._is_live(entry := heapq.heappop(self._heap)):
-            pass
-        name = entry[2]
-        turn = self._waiting.pop(name)
-        self._served = turn.tag
-        self._given[name] = turn.tag + turn.media_s
+        tag, _, turn = heapq.heappop(self._heap)
+        while not turn.waits:
+            tag, _, turn = heapq.heappop(self._heap)
+        del self._waiting[turn.name]
+        self._served = tag
+        self._given[turn.name] = tag + turn.media_s
         self._compact()
         return turn.who
 
     def discard(self, name: str) -> None:
         """Let somebody wait no longer; it needn't be there, and what it was given stays."""
-        if self._waiting.pop(name, None) is not None:
+        turn = self._waiting.pop(name, None)
+        if turn is not None:
+            turn.waits = False
             self._compact()
 
     def forget(self, name: str) -> None:
@@ -83,14 +87,11 @@ class Turns(Generic[T]):
         """Assert that only these names are known, that each has its entry, and that dead entries are few."""
         assert all(name in names for name in self._waiting), "a stranger waits"
         assert all(name in names for name in self._given), "a stranger was given something"
-        assert sum(self._is_live(entry) for entry in self._heap) == len(self._waiting), "a turn without its entry"
+        live = {id(turn) for _, _, turn in self._heap if turn.waits}
+        assert live == {id(turn) for turn in self._waiting.values()}, "a turn without its entry"
         assert len(self._heap) <= 2 * len(self._waiting) + SPARE, "the heap grows with what was discarded"
-
-    def _is_live(self, entry: tuple[float, int, str]) -> bool:
-        turn = self._waiting.get(entry[2])
-        return turn is not None and turn.number == entry[1]
 
     def _compact(self) -> None:
         if len(self._heap) > 2 * len(self._waiting) + SPARE:
-            self._heap = [entry for entry in self._heap if self._is_live(entry)]
+            self._heap = [entry for entry in self._heap if entry[2].waits]
             heapq.heapify(self._heap)
