@@ -145,6 +145,7 @@ class ControlDesk:
             applied.control.tensors
             or len(applied.control.values) != 2
             or not isinstance(keys, list)
+            or len(keys) > len(known)
             or not all(isinstance(key, str) and key in known for key in keys)
         ):
             return "the control that it says it applied has no keys, others, or more than keys"

@@ -85,7 +85,7 @@ class Delivering(Steering):
                     self.desk.unfit[self.id] = Failure("request", text, index=index, field="frame_bytes_max")
                     return
                 self.desk.send(owner, chunk, packed)
-            flow.next_commit = index + 1
+            flow.commit()
             self.controls.committed(index)
             self._facts.pop(index, None)
             self.timing.committed(index, timing, snapshot.changes_at, now)

@@ -254,6 +254,7 @@ NONSENSE = {
     "keys from before": replace(GOOD, revision=-1),
     "a pose that nobody asked for": replace(GOOD, pose_revision=1),
     "an unknown key": replace(GOOD, control=Artifact({"keys": ["q"], "reset_pose": False})),
+    "more keys than there are": replace(GOOD, control=Artifact({"keys": ["w"] * 5, "reset_pose": False})),
     "no list": replace(GOOD, control=Artifact({"keys": "w", "reset_pose": False})),
     "no names": replace(GOOD, control=Artifact({"keys": [["w"]], "reset_pose": False})),
     "no truth": replace(GOOD, control=Artifact({"keys": ["w"], "reset_pose": 0})),
