@@ -198,8 +198,8 @@ class Loop:
         """Let a message leave with the others of this turn to the same peer, as far as they are small."""
         packed = action.packed or wire.pack(action.message)
         batch = self._batches.get(action.route)
-        if batch is None or not batch.add(action.attachment, packed, action.limits):
-            self._batches[action.route] = wire.Batch(action.attachment, packed)
+        if batch is None or not batch.add(action.attachment, packed):
+            self._batches[action.route] = wire.Batch(action.attachment, packed, action.limits)
             if batch is not None:
                 self._send(action.route, batch)
 

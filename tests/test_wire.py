@@ -349,26 +349,27 @@ def beat(nbytes: int = 0, frames: int = 0) -> wire.Packed:
 
 def test_streaming_11_small_messages_travel_together_within_bounds() -> None:
     """Up to 64 KiB of tensors, 128 KiB of header and 256 messages, of one attachment, and what their receiver takes."""
-    many = wire.Batch(1, beat())
-    assert [many.add(1, beat(), LIMITS) for _ in range(wire.TOGETHER_MAX)] == [True] * 255 + [False]
-    assert not wire.Batch(1, beat()).add(2, beat(), LIMITS)
-    header = wire.Batch(1, beat())
-    assert header.add(1, beat(wire.TOGETHER_HEADER_BYTES_MAX - 200), LIMITS)
-    assert not header.add(1, beat(200), LIMITS)
+    many = wire.Batch(1, beat(), LIMITS)
+    assert [many.add(1, beat()) for _ in range(wire.TOGETHER_MAX)] == [True] * 255 + [False]
+    assert not wire.Batch(1, beat(), LIMITS).add(2, beat())
+    header = wire.Batch(1, beat(), LIMITS)
+    assert header.add(1, beat(wire.TOGETHER_HEADER_BYTES_MAX - 200))
+    assert not header.add(1, beat(200))
     assert len(header.frames()[0]) <= header.nbytes <= wire.TOGETHER_HEADER_BYTES_MAX
-    tensors_ = wire.Batch(1, beat())
-    assert not tensors_.add(1, beat(1 + wire.TOGETHER_TENSOR_BYTES_MAX // 2, frames=2), LIMITS)
-    assert tensors_.add(1, beat(wire.TOGETHER_TENSOR_BYTES_MAX // 2, frames=2), LIMITS)
-    assert not tensors_.add(1, beat(1, frames=1), LIMITS)
-    for narrow in (wire.Limits(header_bytes_max=78), wire.Limits(frames_max=2), wire.Limits(message_bytes_max=80)):
-        one = wire.Batch(1, beat(4, frames=1))
-        assert not one.add(1, beat(9, frames=1), narrow)
+    tensors_ = wire.Batch(1, beat(), LIMITS)
+    assert not tensors_.add(1, beat(1 + wire.TOGETHER_TENSOR_BYTES_MAX // 2, frames=2))
+    assert tensors_.add(1, beat(wire.TOGETHER_TENSOR_BYTES_MAX // 2, frames=2))
+    assert not tensors_.add(1, beat(1, frames=1))
+    assert 0 <= tensors_.nbytes - sum(wire.sizes_of(tensors_.frames())) <= wire.HEADER_BYTES + 2 * wire.ENTRY_BYTES
+    for narrow in (wire.Limits(header_bytes_max=78), wire.Limits(frames_max=2), wire.Limits(message_bytes_max=156)):
+        one = wire.Batch(1, beat(4, frames=1), narrow)
+        assert not one.add(1, beat(9, frames=1))
         assert one.frames()[1:] == [bytes(4)]
 
 
 def test_streaming_11_a_large_message_travels_alone() -> None:
     """Behind a batch that begins with one nothing more is put."""
-    large = wire.Batch(1, beat(wire.TOGETHER_TENSOR_BYTES_MAX + 1, frames=1))
-    assert not large.add(1, beat(1, frames=1), LIMITS)
-    assert not large.add(1, beat(), LIMITS)
-    assert wire.Batch(1, beat()).frames() == wire.joined([beat()], 1)
+    large = wire.Batch(1, beat(wire.TOGETHER_TENSOR_BYTES_MAX + 1, frames=1), LIMITS)
+    assert not large.add(1, beat(1, frames=1))
+    assert not large.add(1, beat())
+    assert wire.Batch(1, wire.pack(m.Heartbeat()), LIMITS).frames() == wire.encode(m.Heartbeat(), 1)

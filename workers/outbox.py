@@ -59,8 +59,8 @@ class Outbox:
         """Let a message wait for the next `flush`, after those that wait already."""
         last = self._waiting[-1] if self._waiting else None
         before = 0 if last is None else last.nbytes
-        if last is None or not last.add(attachment, packed, self.limits):
-            last, before = wire.Batch(attachment, packed), 0
+        if last is None or not last.add(attachment, packed):
+            last, before = wire.Batch(attachment, packed, self.limits), 0
             self._waiting.append(last)
         self._nbytes += last.nbytes - before
 

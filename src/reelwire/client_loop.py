@@ -130,8 +130,8 @@ class Link(Door):
             self._accepted = wire.Limits.of({} if self._welcome is None else self._welcome.limits)
         last = self._outbox[-1] if self._outbox else None
         before = 0 if last is None else last.nbytes
-        if last is None or not last.add(attachment, packed, self._accepted):
-            last, before = wire.Batch(attachment, packed), 0
+        if last is None or not last.add(attachment, packed):
+            last, before = wire.Batch(attachment, packed, self._accepted), 0
             self._outbox.append(last)
         self._outbox_bytes += last.nbytes - before
 

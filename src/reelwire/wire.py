@@ -17,9 +17,9 @@ which its fields refer to them, and each is referred to exactly once; those of t
 from __future__ import annotations
 
 import typing
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any, Generic, TypeVar, cast
+from typing import Any, Generic, TypeVar
 
 import msgpack
 
@@ -122,44 +122,54 @@ class Batch:
     Args:
         attachment: the peer's number.
         first: the first of them; it may be large, and is alone then.
+        limits: what the peer accepts.
+
+    Attributes:
+        attachment: the peer's number.
+        nbytes: what all of them take; a few bytes less may be sent.
     """
 
-    __slots__ = ("_frames", "_header_bytes", "_packed", "_tensor_bytes", "attachment")
+    __slots__ = ("_entries", "_frames_left", "_header_left", "_tensors", "_tensors_left", "attachment", "nbytes")
 
-    def __init__(self, attachment: int, first: Packed) -> None:
+    def __init__(self, attachment: int, first: Packed, limits: Limits) -> None:
         """Begin with one message."""
         self.attachment = attachment
-        self._packed = [first]
-        self._header_bytes = HEADER_BYTES + _entry_bytes(first)
-        self._tensor_bytes = sum(sizes_of(first.buffers))
-        self._frames = 1 + len(first.buffers)
+        self._entries: list[str | bytes] = [first.name, first.body]
+        self._tensors = list(first.buffers)
+        tensors_nbytes = sum(sizes_of(first.buffers))
+        self.nbytes = HEADER_BYTES + ENTRY_BYTES + len(first.name) + len(first.body) + tensors_nbytes
+        # What all together may have is divided between the two beforehand.
+        tensors_most = min(TOGETHER_TENSOR_BYTES_MAX, limits.message_bytes_max // 2)
+        header_most = min(TOGETHER_HEADER_BYTES_MAX, limits.header_bytes_max, limits.message_bytes_max // 2)
+        self._tensors_left = tensors_most - tensors_nbytes
+        self._frames_left = limits.frames_max - 1 - len(first.buffers)
+        self._header_left = header_most + tensors_nbytes - self.nbytes if self._tensors_left >= 0 else -1
 
-    def add(self, attachment: int, packed: Packed, limits: Limits) -> bool:
-        """Whether one more message travels with these; not when the peer, which has these limits, might refuse them."""
-        header_bytes, tensor_bytes = self._header_bytes + _entry_bytes(packed), self._tensor_bytes
-        if attachment != self.attachment or len(self._packed) >= TOGETHER_MAX:
+    def add(self, attachment: int, packed: Packed) -> bool:
+        """Whether one more message travels with these; not when that would be too much of them."""
+        entry_bytes = ENTRY_BYTES + len(packed.name) + len(packed.body)
+        if entry_bytes > self._header_left or attachment != self.attachment:
             return False
-        if header_bytes > TOGETHER_HEADER_BYTES_MAX or header_bytes > limits.header_bytes_max:
+        if len(self._entries) >= 2 * TOGETHER_MAX or (packed.buffers and not self._add_tensors(packed.buffers)):
             return False
-        if packed.buffers:
-            tensor_bytes += sum(sizes_of(packed.buffers))
-            if self._frames + len(packed.buffers) > limits.frames_max:
-                return False
-        if tensor_bytes > TOGETHER_TENSOR_BYTES_MAX or header_bytes + tensor_bytes > limits.message_bytes_max:
-            return False
-        self._packed.append(packed)
-        self._header_bytes, self._tensor_bytes = header_bytes, tensor_bytes
-        self._frames += len(packed.buffers)
+        self._entries += (packed.name, packed.body)
+        self._header_left -= entry_bytes
+        self.nbytes += entry_bytes
         return True
 
-    @property
-    def nbytes(self) -> int:
-        """What all of them take, in bytes; a few less may be sent."""
-        return self._header_bytes + self._tensor_bytes
+    def _add_tensors(self, buffers: list[Buffer]) -> bool:
+        tensors_nbytes = sum(sizes_of(buffers))
+        if tensors_nbytes > self._tensors_left or len(buffers) > self._frames_left:
+            return False
+        self._tensors += buffers
+        self._tensors_left -= tensors_nbytes
+        self._frames_left -= len(buffers)
+        self.nbytes += tensors_nbytes
+        return True
 
     def frames(self) -> list[Buffer]:
         """What is to be sent."""
-        return joined(self._packed, self.attachment)
+        return [_header(self.attachment, self._entries), *self._tensors]
 
 
 class Direction(Generic[M]):
@@ -196,34 +206,29 @@ def encode(what: messages.Message | Sequence[messages.Message], attachment: int)
     Raises:
         ValueError: a plain value in one has no place on the wire (a numpy scalar, say).
     """
-    several = what if isinstance(what, Sequence) else (what,)
-    return joined([pack(message) for message in several], attachment)
+    entries: list[str | bytes] = []
+    tensors: list[Buffer] = []
+    for message in what if isinstance(what, Sequence) else (what,):
+        packed = pack(message)
+        entries += (packed.name, packed.body)
+        tensors += packed.buffers
+    return [_header(attachment, entries), *tensors]
 
 
 def pack(message: messages.Message) -> Packed:
-    """A message by itself; `joined` puts it on its way.
+    """A message by itself; a `Batch` puts it on its way.
 
     Raises:
         ValueError: as `encode`.
     """
     buffers: list[Buffer] = []
-    kind = type(message)
-    body = encoder(cast("Any", kind))(message, buffers)
+    kind: Any = type(message)
+    body = encoder(kind)(message, buffers)
     try:
-        return Packed(kind.__name__, cast("bytes", msgpack.packb(body)), buffers)
+        data: bytes = msgpack.packb(body)
     except (TypeError, ValueError, OverflowError) as error:
         raise ValueError(f"{kind.__name__} can't be encoded: {error}") from error
-
-
-def joined(packed: Iterable[Packed], attachment: int) -> list[Buffer]:
-    """The frames of messages that travel together."""
-    entries: list[str | bytes] = []
-    frames: list[Buffer] = [b""]
-    for one in packed:
-        entries += (one.name, one.body)
-        frames += one.buffers
-    frames[0] = cast("bytes", msgpack.packb((MAGIC, PROTOCOL, attachment, entries)))
-    return frames
+    return Packed(kind.__name__, data, buffers)
 
 
 def decode(frames: Sequence[Buffer], direction: Direction[M], limits: Limits) -> Envelope[M]:
@@ -264,13 +269,19 @@ def decode(frames: Sequence[Buffer], direction: Direction[M], limits: Limits) ->
     return Envelope(attachment, tuple(found), tuple(nbytes))
 
 
+def _header(attachment: int, entries: list[str | bytes]) -> bytes:
+    header: bytes = msgpack.packb((MAGIC, PROTOCOL, attachment, entries))
+    return header
+
+
 def _message(name: object, body: object, direction: Direction[M], frames: Frames) -> M:
     if type(name) is not str:
         raise WireError("the message's name is not a text")
     decode_fields = direction.decoder(name)
     if type(body) is not bytes:
         raise WireError(f"{name}'s body is not bytes")
-    return cast("M", decode_fields(_unpacked(body, name), frames, name))
+    message: M = decode_fields(_unpacked(body, name), frames, name)
+    return message
 
 
 def _unpacked(data: Buffer, what: str) -> Any:
@@ -282,10 +293,6 @@ def _unpacked(data: Buffer, what: str) -> Any:
 
 def _names(entries: Sequence[str]) -> str:
     return entries[0] if len(entries) == 2 else f"a batch of {len(entries) // 2} messages"
-
-
-def _entry_bytes(packed: Packed) -> int:
-    return ENTRY_BYTES + len(packed.name) + len(packed.body)
 
 
 def sizes_of(frames: Sequence[Buffer]) -> list[int]:
