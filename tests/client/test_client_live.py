@@ -46,6 +46,7 @@ def daemon(*arguments: str) -> Iterator[dict[str, Any]]:
         assert process.wait(LIMIT_S) == 0
     finally:
         late.cancel()
+        late.join(LIMIT_S)
         process.kill()
         process.wait(LIMIT_S)
         assert process.stdout is not None
