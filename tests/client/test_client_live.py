@@ -41,6 +41,7 @@ def daemon(*arguments: str) -> Iterator[dict[str, Any]]:
         assert process.stdout is not None
         ready = process.stdout.readline()
         assert ready, f"{arguments[0]} ended before it was ready: {process.wait(LIMIT_S)}"
+        late.cancel()  # what the tests wait for has limits of its own
         yield json.loads(ready)
         process.send_signal(signal.SIGTERM)
         assert process.wait(LIMIT_S) == 0
