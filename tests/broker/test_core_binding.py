@@ -98,7 +98,9 @@ def test_streaming_15_a_reservation_at_the_broker_takes_the_register_along(strea
     stream.press("a")
     assert told(stream) == []
     conditions(stream, 1)
-    assert denoises(stream)[0].reservation.keys == stream.keys.state
+    reservation = denoises(stream)[0].reservation
+    assert reservation is not None
+    assert reservation.keys == stream.keys.state
 
 
 def test_streaming_15_if_everything_was_released_nothing_moves(stream: Any, kit: Any) -> None:
@@ -242,7 +244,12 @@ def test_a_tap_that_had_begun_was_not_overwritten(stream: Any) -> None:
     assert [chunk.applied.control.values["keys"] for chunk in stream.got()] == [["w"], ["a"]]
 
 
-GOOD = Applied("tap", Artifact({"keys": ["w"], "reset_pose": False}), 1, 1, 0)
+def applying(keys: Any, **more: Any) -> Artifact:
+    """A control that an actor says it applied."""
+    return Artifact({"keys": keys, "reset_pose": False, **more})
+
+
+GOOD = Applied("tap", applying(["w"]), 1, 1, 0)
 NONSENSE = {
     "missing": None,
     "explicit": replace(GOOD, source="explicit"),
@@ -253,12 +260,12 @@ NONSENSE = {
     "keys from the future": replace(GOOD, revision=2),
     "keys from before": replace(GOOD, revision=-1),
     "a pose that nobody asked for": replace(GOOD, pose_revision=1),
-    "an unknown key": replace(GOOD, control=Artifact({"keys": ["q"], "reset_pose": False})),
-    "more keys than there are": replace(GOOD, control=Artifact({"keys": ["w"] * 5, "reset_pose": False})),
-    "no list": replace(GOOD, control=Artifact({"keys": "w", "reset_pose": False})),
-    "no names": replace(GOOD, control=Artifact({"keys": [["w"]], "reset_pose": False})),
-    "no truth": replace(GOOD, control=Artifact({"keys": ["w"], "reset_pose": 0})),
-    "more than keys": replace(GOOD, control=Artifact({"keys": ["w"], "reset_pose": False, "speed": 2})),
+    "an unknown key": replace(GOOD, control=applying(["q"])),
+    "more keys than there are": replace(GOOD, control=applying(["w"] * 5)),
+    "no list": replace(GOOD, control=applying("w")),
+    "no names": replace(GOOD, control=applying([["w"]])),
+    "no truth": replace(GOOD, control=applying(["w"], reset_pose=0)),
+    "more than keys": replace(GOOD, control=applying(["w"], speed=2)),
     "nothing": replace(GOOD, control=Artifact()),
 }
 
