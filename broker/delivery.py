@@ -17,7 +17,7 @@ from .fitting import fitted
 from .leases import Leases
 from .pace import MediaClock
 from .peers import Peer
-from .steering import AHEAD_MAX, Steering
+from .steering import AHEAD_MAX, STEERED, Steering
 from .transitions import ENDED, State
 
 
@@ -134,13 +134,15 @@ class Delivering(Steering):
 
     def _announce(self) -> None:
         """Tell the client its state, how far controls may go, and why it ends, when that changes; a grant never goes back."""
-        state, limit, failure = self._told
-        if self.state in ("ready", "running"):
+        state, limit, failure = told = self._told
+        if self.state in STEERED:
             most = self.flow.next_commit + AHEAD_MAX + 1
             if limit < most:
                 limit = max(limit, min(most, self.flow.control_limit))
+            if limit == told[1] and self.state == state:
+                return
         elif self.state in ENDED:
             return
-        if limit != self._told[1] or self.state != state or self.failure != failure:
+        if limit != told[1] or self.state != state or self.failure != failure:
             self._told = (self.state, limit, self.failure)
             self._tell(SessionChanged(self.id, self.state, limit, self.failure))

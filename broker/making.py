@@ -37,17 +37,24 @@ class Line:
         actor: where it runs.
         gaps: what it waits for.
         produces: the artifacts that it makes.
+        is_last: whether some of them go to the client.
+        is_steered: whether it takes the control.
+        refills: whether its end refills the prefetch window.
     """
 
-    __slots__ = ("actor", "flow", "gaps", "produces", "spec")
+    __slots__ = ("actor", "flow", "gaps", "is_last", "is_steered", "produces", "refills", "spec")
 
-    def __init__(self, spec: StageSpec, flow: StageFlow, actor: Actor, gaps: IdleGaps) -> None:
+    def __init__(self, stream: StreamSpec, spec: StageSpec, flow: StageFlow, actor: Actor, gaps: IdleGaps) -> None:
         """Nothing was made yet."""
+        prefetch = stream.prefetch
         self.spec = spec
         self.flow = flow
         self.actor = actor
         self.gaps = gaps
         self.produces = frozenset(spec.produces)
+        self.is_last = not self.produces.isdisjoint(stream.outputs)
+        self.is_steered = stream.control in spec.consumes
+        self.refills = prefetch is not None and prefetch.refill == "after_stage" and prefetch.refill_after == spec.name
 
 
 class Making(Delivering):
@@ -77,9 +84,9 @@ class Making(Delivering):
     def _begin(self) -> None:
         """The stages are there: let the first chunks come."""
         assert self.seats is not None, "begun without a place"
-        gaps = self.timing.gaps
+        flow, actors, gaps = self.flow.stages, self.seats.seats, self.timing.gaps
         self._lines = {
-            stage.name: Line(stage, self.flow.stages[stage.name], self.seats.actor(stage.name), gaps[stage.name])
+            stage.name: Line(self.spec, stage, flow[stage.name], actors[stage.name].actor, gaps[stage.name])
             for stage in self.spec.stages
         }
         if self._refill != "never":
@@ -97,20 +104,23 @@ class Making(Delivering):
             for line in self._lines.values():
                 if line.flow.is_stale:
                     self._look(line)
-            self._touch()
+            if self._is_open_to_control:
+                self._touch()
         self._announce()
 
     def _look(self, line: Line) -> None:
         """Queue at the stage's actor if it could go on, else note what it waits for."""
         stage = line.flow
         stage.is_stale = False
-        lack = self._lack(stage)
-        if lack == READY and stage.settled is None:
-            if self.id not in line.actor.waiting:
+        lack = self.flow.lack(stage)
+        if lack == READY:
+            if self.clock is not None and line.is_steered:
+                lack = self._lack(stage)
+            if lack == PACE:
+                self._wait_for_clock(line)
+            elif stage.settled is None and self.id not in line.actor.waiting:
                 self._queue(line)
-        elif lack == PACE:
-            self._wait_for_clock(line)
-        cause = self._cause(stage, lack)
+        cause = "" if stage.finished < stage.started else self._cause(stage, lack)
         if cause != line.gaps.cause:
             line.gaps.turn(cause, self.desk.now)
 
@@ -130,7 +140,7 @@ class Making(Delivering):
             inputs=inputs,
             is_first=index == 0,
             is_last=index == self.chunks - 1,
-            reservation=self.controls.reservation() if self._is_open(stage, index) else None,
+            reservation=self.controls.reservation() if line.is_steered and index == self.controls.unbound else None,
             shared=self.seats.shared[stage],
         )
         packed, reason = fitted(task, actor.worker.limits)
@@ -141,7 +151,8 @@ class Making(Delivering):
         starts = actor.is_idle
         flow.dispatch(stage)
         actor.send(self._task_key(index), desk.now)
-        desk.watch(actor)
+        if starts:  # else it is watched already, and has more time now, not less
+            desk.watch(actor)
         self.timing.admitted(stage, index, desk.now)
         desk.send(actor.worker, task, packed)
         if starts:
@@ -172,7 +183,8 @@ class Making(Delivering):
         if not self._is_oldest_task(name, index):
             self.refuse("orphans", event)
             return
-        reason = self._misbound(event) or self.leases.objection(self.seats.shared[name])
+        reason = self._misbound(event) if line.is_steered or event.applied is not None else None
+        reason = reason or self.leases.objection(self.seats.shared[name])
         if event.outputs.keys() != line.produces:
             made, wanted = ", ".join(event.outputs) or "nothing", ", ".join(line.spec.produces)
             reason = f"made {made} instead of {wanted}"
@@ -180,7 +192,7 @@ class Making(Delivering):
             self._strike(name, index)
             self._stage_failed(Failure("stage", reason, name, index))
             return
-        if self._refills_after(name):
+        if line.refills and self.state != "draining":  # a session that drains refills nothing
             self._prefetch()
         self._strike(name, index)
         flow.finish(name, event.outputs)
@@ -191,7 +203,8 @@ class Making(Delivering):
         if event.constant and line.spec.settles:
             self._settle(line, event.outputs)
         self.timing.completed(name, index, event.run_s, self.desk.now)
-        self._commit()
+        if line.is_last:
+            self._commit()
         self._stir()
         self._all_made()
 
@@ -217,13 +230,6 @@ class Making(Delivering):
             self._paced_until = at
             self.desk.timers.set(("pace", self.id), at)
 
-    def _refills_after(self, stage: str) -> bool:
-        """Whether the end of a stage refills the prefetch window; a session that drains refills nothing."""
-        prefetch = self.spec.prefetch
-        if prefetch is None or self.state == "draining":
-            return False
-        return self._refill == "after_stage" and prefetch.refill_after == stage
-
     def _prefetch(self) -> None:
         """Fill the prefetch window as far as its edge has room, which each condition that is begun at once makes."""
         while self.flow.prefetch_one():
@@ -238,7 +244,7 @@ class Making(Delivering):
 
         One that makes what goes to the client runs on, because each of its chunks is committed when it is done.
         """
-        if line.flow.settled is None and line.produces.isdisjoint(self.spec.outputs):
+        if line.flow.settled is None and not line.is_last:
             line.flow.settled = outputs
             line.actor.waiting.discard(self.id)
             self._settled.append(line)
@@ -292,6 +298,7 @@ class Making(Delivering):
         return lack
 
     def _cause(self, stage: StageFlow, lack: str) -> str:
+        """What a stage with such a lack waits for; empty when it runs, or has nothing left to do."""
         if stage.finished < stage.started:
             return ""
         if stage.started < stage.dispatched:

@@ -20,6 +20,7 @@ from .flow import READY, RESERVED
 from .making import PACE
 from .peers import Peer
 from .seats import STAGE_EPOCH, Seats
+from .steering import STEERED
 from .transitions import TRANSITIONS
 
 
@@ -229,5 +230,5 @@ class Session(Ending):
             assert stage.finished <= unbound < self.flow.next_control_index, "a chunk was made of an open reservation"
             held = self.flow.control.held.get(unbound)
             assert (held is RESERVED) == (stage.started <= unbound), "an open reservation isn't on its edge"
-        takes = self.state in ("ready", "running") and self._takes_control()
+        takes = self.state in STEERED and self._takes_control()
         assert not takes or self.id in self.desk.touched, "a control could be taken, and nobody looks"

@@ -30,6 +30,8 @@ from .seats import STAGE_EPOCH, Seats
 from .timing import Timing
 from .transitions import Looked, SessionEvent, State, Timer
 
+STEERED = ("ready", "running")
+"""The states in which controls are taken."""
 AHEAD_MAX = 1
 """Chunks that keys, the pending slot, and the grant for controls by index may be ahead of the output."""
 
@@ -146,12 +148,14 @@ class Steering(ABC):
             event.index, ControlError("ended", f"the session takes no more controls: it is {self.state}")
         )
 
+    @property
+    def _is_open_to_control(self) -> bool:
+        """Whether a control that is taken now isn't too far ahead of the output."""
+        return self.flow.control.issued <= self.flow.next_commit + AHEAD_MAX
+
     def _takes_control(self) -> bool:
         """Whether the slot or the keys offer a control, and the next chunk can have it."""
-        flow = self.flow
-        return (
-            flow.control.issued <= flow.next_commit + AHEAD_MAX and self.controls.offers and flow.has_room_for_control()
-        )
+        return self._is_open_to_control and self.controls.offers and self.flow.has_room_for_control()
 
     def _accept(self, *, by_index: bool = False) -> None:
         """The next chunk was given its control: let it flow."""
@@ -233,7 +237,7 @@ class Steering(ABC):
     def _touch(self) -> None:
         """Have the slot and the keys looked at when the turn ends, if that can lead to anything."""
         touched = self.desk.touched
-        if self.id not in touched and self.state in ("ready", "running") and self._takes_control():
+        if self.id not in touched and self.state in STEERED and self._takes_control():
             touched[self.id] = None
 
     def _tell(self, message: FromBroker) -> None:
