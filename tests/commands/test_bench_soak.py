@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
+from typing import cast
 
 import pytest
 
 from reelwire.commands.bench_soak import Plan, run
-from reelwire.commands.bench_stack import Usage
+from reelwire.commands.bench_stack import Others, Stack, Usage
 from reelwire.errors import RequestError
 
 from .conftest import Reelwire
@@ -49,3 +51,17 @@ def test_what_a_process_holds_is_read_from_the_system() -> None:
     assert mine.threads >= 1
     assert mine.cpu_s > 0
     assert Usage.of(2**22 + 1) == Usage()
+
+
+def test_it_is_said_what_others_took_of_the_machine() -> None:
+    """Cores that were busy with the benchmark, with others, and with the host, since the begin."""
+
+    class Nobody:
+        @staticmethod
+        def pids() -> dict[str, int]:
+            return {}
+
+    said = Others(cast(Stack, Nobody())).said()
+    assert re.fullmatch(
+        r"cores busy meanwhile: \d+\.\d\d with this, \d+\.\d\d with others, \d+\.\d\d taken by the host", said
+    )

@@ -13,7 +13,6 @@ of client run side by side, the kinds one after the other.
 from __future__ import annotations
 
 import math
-import os
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
@@ -46,6 +45,8 @@ NOTES = (
 MEAN_SHARE, P99_S = 0.02, 0.005
 CHANGE_SHARE = 0.75
 TOTAL_S = 60.0
+APART_S = 0.02
+"""Between two starts: opening a session takes the broker longer than a chunk does."""
 DRAWN_CHUNKS = 12
 
 
@@ -94,22 +95,23 @@ def run(plan: Plan, timelines: Path | None = None) -> Report:
     """
     from .. import Client
     from .bench_players import Part, play
-    from .bench_stack import stack
+    from .bench_stack import Others, stack
 
     began = time.monotonic()
     modes: list[Mode] = [mode for mode in REFILLS for _ in range(plan.rounds)]
-    load = os.getloadavg()[0]
     measured: dict[tuple[Mode, Player, ControlBinding], list[Played]] = {}
     with stack(_workers(plan)) as running, ExitStack() as clients:
+        others = Others(running)
         connected = [clients.enter_context(Client(running.endpoint)) for _ in modes]
         for player, binding in KINDS:
-            apart = plan.slowest_s / len(modes)
+            apart = max(plan.slowest_s / len(modes), APART_S)
             parts = [
                 Part(_stream(mode), player, binding, plan.warmup + plan.chunks, seed, seed * apart)
                 for seed, mode in enumerate(modes)
             ]
             for mode, played in zip(modes, play(connected, parts), strict=True):
                 measured.setdefault((mode, player, binding), []).append(played)
+        said = others.said()
     total_s = time.monotonic() - began
     if timelines is not None:
         _draw(timelines, measured, plan)
@@ -117,7 +119,7 @@ def run(plan: Plan, timelines: Path | None = None) -> Report:
     bounds.append(Bound("all of it, s", total_s, TOTAL_S))
     times = "/".join(f"{1000 * each:g}" for each in (plan.encode_s, plan.denoise_s, plan.decode_s))
     title = f"Schedule: stages of {times} ms, {plan.rounds} rounds of {plan.chunks} chunks after {plan.warmup}"
-    notes = [*NOTES, f"{total_s:.1f} s in all; load of the machine before: {load:.2f}"]
+    notes = [*NOTES, f"{total_s:.1f} s in all; {said}"]
     return Report("schedule", title, COLUMNS, rows, bounds, notes)
 
 
@@ -165,7 +167,8 @@ def _judged(
         best = plan.bounds_s(mode, player, binding)
         for what, values in _samples(played, plan.warmup).items():
             spread = Spread.of(values)
-            name = f"{mode} {player} {binding}: {what}"
+            bound_as = "by index" if player == "reacting" else binding
+            name = f"{mode} {player} {bound_as}: {what}"
             mine: list[Bound] = []
             bound = best.get(what)
             if bound is not None:
@@ -180,7 +183,6 @@ def _judged(
                     mine.append(Bound(f"{name}, mean, ms", 1e3 * spread.mean, 1e3 * bound))
             missed = [each.what.split(", ")[1] for each in mine if not each.holds]
             verdict = f"MISSED {' '.join(missed)}" if missed else "holds" if mine else ""
-            bound_as = "by index" if player == "reacting" else binding
             rows.append((mode, player, bound_as, what, len(values), *spread.ms(), _ms(bound), verdict))
             bounds += mine
     return rows, bounds

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
+import time
 from collections import deque
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -93,6 +94,40 @@ def stack(workers: Mapping[str, Mapping[str, object]], broker: Mapping[str, obje
 def _keep(said: deque[str], name: str, kind: str, line: str) -> None:
     if kind == "stderr":
         said.append(f"{name}: {line}")
+
+
+class Others:
+    """How much of the machine others take while a benchmark runs: what that measures is theirs too.
+
+    Args:
+        running: the benchmark's processes, this one besides.
+    """
+
+    def __init__(self, running: Stack) -> None:
+        """It begins now."""
+        self._running = running
+        self._began = time.monotonic()
+        self._busy_s, self._stolen_s, self._ours_s = self._now()
+
+    def said(self) -> str:
+        """A sentence about them since the begin; empty where the system doesn't say."""
+        busy_s, stolen_s, ours_s = self._now()
+        wall_s = time.monotonic() - self._began
+        if not busy_s or not wall_s:
+            return ""
+        others = max(0.0, (busy_s - self._busy_s) - (ours_s - self._ours_s)) / wall_s
+        stolen = (stolen_s - self._stolen_s) / wall_s
+        ours = (ours_s - self._ours_s) / wall_s
+        return f"cores busy meanwhile: {ours:.2f} with this, {others:.2f} with others, {stolen:.2f} taken by the host"
+
+    def _now(self) -> tuple[float, float, float]:
+        """Seconds that all cores were busy, that the host kept them, and that our processes computed."""
+        ours_s = sum(Usage.of(pid).cpu_s for pid in (os.getpid(), *self._running.pids().values()))
+        with suppress(OSError, ValueError, IndexError):
+            ticks = [int(text) for text in Path("/proc/stat").read_text().splitlines()[0].split()[1:9]]
+            user, nice, system, _idle, _wait, hard, soft, stolen = (tick / os.sysconf("SC_CLK_TCK") for tick in ticks)
+            return user + nice + system + hard + soft, stolen, ours_s
+        return 0.0, 0.0, ours_s
 
 
 @dataclass(frozen=True, slots=True)
