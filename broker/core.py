@@ -400,28 +400,36 @@ class BrokerCore(Attaching):
     def _settle(self) -> None:
         """Do what follows, until nothing does: lost workers, ended sessions, places that became free, tasks."""
         desk = self._desk
-        while desk.lost or desk.ended or desk.unfit or desk.returned or desk.freed or desk.unsettled or desk.stirred:
-            if desk.lost:
-                peer = next(iter(desk.lost))
-                reason = desk.lost.pop(peer)
-                if not peer.gone:
-                    self._expel(peer, "unknown_peer", f"declared lost: {reason}")
-            elif desk.ended:
-                self._forget(self.sessions.pop(desk.ended.pop()))
-            elif desk.unfit:
-                name, failure = desk.unfit.popitem()
-                self.sessions[name].handle(t.Unfit(failure))
-            elif desk.returned:
-                self._placement.enter_again(self.sessions[desk.returned.pop()])
-                desk.freed = True
-            elif desk.freed:
-                desk.freed = False
-                for session, actors in self._placement.next_placed():
-                    session.handle(t.Placed(actors))
-            else:
+        while True:
+            if desk.lost or desk.ended or desk.unfit or desk.returned or desk.freed:
+                self._settle_one()
+            elif desk.unsettled or desk.stirred:
                 desk.settle()
+            else:
+                break
         if self._draining and not self.sessions:
             self._stop()
+
+    def _settle_one(self) -> None:
+        """Do the first of what comes before tasks."""
+        desk = self._desk
+        if desk.lost:
+            peer = next(iter(desk.lost))
+            reason = desk.lost.pop(peer)
+            if not peer.gone:
+                self._expel(peer, "unknown_peer", f"declared lost: {reason}")
+        elif desk.ended:
+            self._forget(self.sessions.pop(desk.ended.pop()))
+        elif desk.unfit:
+            name, failure = desk.unfit.popitem()
+            self.sessions[name].handle(t.Unfit(failure))
+        elif desk.returned:
+            self._placement.enter_again(self.sessions[desk.returned.pop()])
+            desk.freed = True
+        else:
+            desk.freed = False
+            for session, actors in self._placement.next_placed():
+                session.handle(t.Placed(actors))
 
     def _forget(self, session: Session) -> None:
         self._placement.leave(session)

@@ -171,14 +171,16 @@ class Loop:
 
     def _handle(self, event: Event) -> None:
         for action in self._core.handle(event):
-            self._perform(action)
+            if type(action) is Send:  # nearly all of them
+                self._say(action)
+            else:
+                self._perform(action)
         if self._pending:
             self._handle_pending()
 
     def _handle_pending(self) -> None:
         while self._pending:
-            for action in self._core.handle(self._pending.popleft()):
-                self._perform(action)
+            self._handle(self._pending.popleft())
 
     def _perform(self, action: Action) -> None:
         match action:

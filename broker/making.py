@@ -19,6 +19,7 @@ from .flow import OVER, READY, StageFlow
 from .peers import Peer
 from .seats import STAGE_EPOCH
 from .stats import IdleGaps
+from .steering import AHEAD_MAX
 from .transitions import PaceExpired
 
 MADE = ("ready", "running", "draining")
@@ -97,6 +98,7 @@ class Making(Delivering):
 
     def offer(self) -> None:
         """Queue at every actor whose stage could go on, and note what the others wait for."""
+        flow = self.flow
         if self.state in MADE:
             for line in self._settled:
                 if line.flow.is_stale:
@@ -104,7 +106,7 @@ class Making(Delivering):
             for line in self._lines.values():
                 if line.flow.is_stale:
                     self._look(line)
-            if self._is_open_to_control:
+            if flow.control.issued <= flow.next_commit + AHEAD_MAX:
                 self._touch()
         self._announce()
 
@@ -179,7 +181,7 @@ class Making(Delivering):
         that the refill then finds.
         """
         assert self.seats is not None, "a result without a place"
-        flow, name, index, line = self.flow, event.stage, event.index, self._lines[event.stage]
+        flow, desk, name, index, line = self.flow, self.desk, event.stage, event.index, self._lines[event.stage]
         if not self._is_oldest_task(name, index):
             self.refuse("orphans", event)
             return
@@ -197,12 +199,13 @@ class Making(Delivering):
         self._strike(name, index)
         flow.finish(name, event.outputs)
         if index < flow.limit:
-            self.leases.begin(index)
+            if desk.memory.arrived:
+                self.leases.begin(index)
             if event.facts:
                 self._facts.setdefault(index, {}).update(event.facts)
         if event.constant and line.spec.settles:
             self._settle(line, event.outputs)
-        self.timing.completed(name, index, event.run_s, self.desk.now)
+        self.timing.completed(name, index, event.run_s, desk.now)
         if line.is_last:
             self._commit()
         self._stir()
@@ -279,7 +282,8 @@ class Making(Delivering):
         del actor.outstanding[self._task_key(index)]
         self.leases.task_over(stage, index)
         self.desk.answered(actor)
-        self.desk.stirred[actor] = None
+        if actor.waiting:
+            self.desk.stirred[actor] = None
         if self.flow.stages[stage].started == index:
             self.flow.start(stage)
 

@@ -27,17 +27,15 @@ class Histogram:
 
     Attributes:
         buckets: how many durations each holds.
-        count: how many there are.
         sum: all together, in seconds.
         max: the longest, in seconds.
     """
 
-    __slots__ = ("buckets", "count", "max", "sum")
+    __slots__ = ("buckets", "max", "sum")
 
     def __init__(self) -> None:
         """Start empty."""
         self.buckets = array("Q", bytes(8 * _BUCKETS))
-        self.count = 0
         self.max = 0.0
         self.sum = 0.0
 
@@ -45,7 +43,6 @@ class Histogram:
         """Note one duration; a negative one counts as 0."""
         value = max(0.0, seconds)
         self.buckets[bisect_right(_BOUNDS, value)] += 1
-        self.count += 1
         self.sum += value
         if value > self.max:
             self.max = value
@@ -55,20 +52,23 @@ class Histogram:
         value = max(0.0, seconds)
         bucket = bisect_right(_BOUNDS, value)
         self.buckets[bucket] += 1
-        self.count += 1
         self.sum += value
         if value > self.max:
             self.max = value
         total.buckets[bucket] += 1
-        total.count += 1
         total.sum += value
         if value > total.max:
             total.max = value
 
     @property
+    def count(self) -> int:
+        """How many there are."""
+        return sum(self.buckets)
+
+    @property
     def mean(self) -> float:
         """The mean, in seconds; 0 when empty."""
-        return self.sum / self.count if self.count else 0.0
+        return self.sum / max(self.count, 1)
 
     def quantile(self, q: float) -> float:
         """The duration that the share `q` of all doesn't exceed, in seconds; 0 when empty."""
@@ -76,15 +76,13 @@ class Histogram:
 
     def summary(self) -> dict[str, int | float]:
         """Count, mean, percentiles and maximum, in seconds."""
-        upto = list(accumulate(self.buckets)) if self.count else []
+        upto = list(accumulate(self.buckets))
         quantiles = {name: self._quantile(q, upto) for name, q in QUANTILES.items()}
-        return {"count": self.count, "mean": self.mean, **quantiles, "max": self.max}
+        return {"count": upto[-1], "mean": self.sum / max(upto[-1], 1), **quantiles, "max": self.max}
 
     def _quantile(self, q: float, upto: list[int]) -> float:
-        if not self.count:
-            return 0.0
-        rank = max(math.ceil(q * self.count), 1)
-        return min(_middle(bisect_left(upto, rank)), self.max)
+        rank = max(math.ceil(q * upto[-1]), 1)
+        return min(_middle(bisect_left(upto, rank)), self.max)  # 0 when empty, because then nothing is longer
 
 
 def _middle(bucket: int) -> float:

@@ -148,14 +148,12 @@ class Steering(ABC):
             event.index, ControlError("ended", f"the session takes no more controls: it is {self.state}")
         )
 
-    @property
-    def _is_open_to_control(self) -> bool:
-        """Whether a control that is taken now isn't too far ahead of the output."""
-        return self.flow.control.issued <= self.flow.next_commit + AHEAD_MAX
-
     def _takes_control(self) -> bool:
         """Whether the slot or the keys offer a control, and the next chunk can have it."""
-        return self._is_open_to_control and self.controls.offers and self.flow.has_room_for_control()
+        flow = self.flow
+        return (
+            flow.control.issued <= flow.next_commit + AHEAD_MAX and self.controls.offers and flow.has_room_for_control()
+        )
 
     def _accept(self, *, by_index: bool = False) -> None:
         """The next chunk was given its control: let it flow."""

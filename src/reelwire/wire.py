@@ -260,8 +260,13 @@ def decode(frames: Sequence[Buffer], direction: Direction[M], limits: Limits) ->
     found: list[M] = []
     nbytes: list[int] = []
     for name, body in zip(entries[::2], entries[1::2], strict=True):
+        if type(name) is not str:
+            raise WireError("the message's name is not a text")
+        decode_body = direction.decoder(name)
+        if type(body) is not bytes:
+            raise WireError(f"{name}'s body is not bytes")
         first = taken.begin()
-        found.append(_message(name, body, direction, taken))
+        found.append(decode_body(_unpacked(body, name), taken, name))
         size = len(name) + len(body)
         nbytes.append(size if first == taken.next else size + sum(sizes[first : taken.next]))
     if taken.next < len(frames):
@@ -272,16 +277,6 @@ def decode(frames: Sequence[Buffer], direction: Direction[M], limits: Limits) ->
 def _header(attachment: int, entries: list[str | bytes]) -> bytes:
     header: bytes = msgpack.packb((MAGIC, PROTOCOL, attachment, entries))
     return header
-
-
-def _message(name: object, body: object, direction: Direction[M], frames: Frames) -> M:
-    if type(name) is not str:
-        raise WireError("the message's name is not a text")
-    decode_fields = direction.decoder(name)
-    if type(body) is not bytes:
-        raise WireError(f"{name}'s body is not bytes")
-    message: M = decode_fields(_unpacked(body, name), frames, name)
-    return message
 
 
 def _unpacked(data: Buffer, what: str) -> Any:
