@@ -87,16 +87,19 @@ class Edge:
         for stage in self.consumers:
             stage.is_stale = True
 
-    def take(self, consumer: str, index: int) -> None:
-        """The consumer has `index`; the artifact goes with its last consumer."""
+    def take(self, consumer: str, index: int) -> bool:
+        """The consumer has `index`; the artifact goes with its last consumer. Whether its producer waited for the room."""
         taken = self.taken
         assert taken[consumer] == index, f"{self.artifact}: {consumer} took {index} out of order"
         taken[consumer] = index + 1
-        if self.floor == index and (len(taken) == 1 or min(taken.values()) > index):
-            self.floor = index + 1
-            self.held.pop(index, None)
-            if self.producer is not None:
-                self.producer.is_stale = True
+        if self.floor != index or (len(taken) > 1 and min(taken.values()) <= index):
+            return False
+        self.floor = index + 1
+        self.held.pop(index, None)
+        if self.producer is None or self.issued - index < self.capacity:
+            return False
+        self.producer.is_stale = True
+        return True
 
 
 class StageFlow:
@@ -211,12 +214,18 @@ class Flow:
         self.control.put(index, RESERVED if control is None else control)
         return index
 
+    @property
+    def has_window(self) -> bool:
+        """Whether the prefetch window has room for a condition, whatever its edge has."""
+        condition, prefetch = self.condition, self.spec.prefetch
+        if condition is None or prefetch is None or condition.issued >= self.limit:
+            return False
+        return condition.issued - self.control.issued < prefetch.depth
+
     def prefetch_one(self) -> bool:
         """Enqueue the next condition if the window and its edge have room; whether it was."""
-        condition, prefetch = self.condition, self.spec.prefetch
-        if condition is None or prefetch is None or condition.issued >= self.limit or not condition.has_room:
-            return False
-        if condition.issued - self.control.issued >= prefetch.depth:
+        condition = self.condition
+        if condition is None or not self.has_window or not condition.has_room:
             return False
         index = condition.issued
         condition.reserve()
@@ -268,14 +277,17 @@ class Flow:
             edge.issued += 1
         return index
 
-    def start(self, name: str) -> None:
-        """The stage began its oldest task that waits: the inputs leave their edges."""
+    def start(self, name: str) -> bool:
+        """The stage began its oldest task that waits: the inputs leave their edges. Whether some stage waited for that."""
         stage = self.stages[name]
         assert stage.started < stage.dispatched, f"{name} started what wasn't sent"
+        makes_room = False
         for edge in stage.consumes:
-            edge.take(name, stage.started)
+            if edge.take(name, stage.started):
+                makes_room = True
         stage.started += 1
         stage.is_stale = True
+        return makes_room
 
     def finish(self, name: str, outputs: Mapping[str, Artifact]) -> int:
         """The stage's oldest task is done; its outputs go onto their edges, unless the session ends before them."""

@@ -98,7 +98,6 @@ class Making(Delivering):
 
     def offer(self) -> None:
         """Queue at every actor whose stage could go on, and note what the others wait for."""
-        flow = self.flow
         if self.state in MADE:
             for line in self._settled:
                 if line.flow.is_stale:
@@ -106,8 +105,12 @@ class Making(Delivering):
             for line in self._lines.values():
                 if line.flow.is_stale:
                     self._look(line)
-            if flow.control.issued <= flow.next_commit + AHEAD_MAX:
-                self._touch()
+        self._steer()
+
+    def _steer(self) -> None:
+        """Look for a control, and tell the client how far its own may go, if either may be further than before."""
+        if self.flow.control.issued <= self.flow.next_commit + AHEAD_MAX:
+            self._touch()
         self._announce()
 
     def _look(self, line: Line) -> None:
@@ -157,11 +160,12 @@ class Making(Delivering):
             desk.watch(actor)
         self.timing.admitted(stage, index, desk.now)
         desk.send(actor.worker, task, packed)
-        if starts:
-            flow.start(stage)
+        if starts and flow.start(stage):
             desk.unsettled[self.id] = self
-        else:
-            self._look(line)  # nothing left an edge, so nobody else can go on
+            return
+        self._look(line)  # nobody else can go on
+        if starts:
+            self._steer()
 
     def on_started(self, event: TaskStarted) -> None:
         """An actor began a task: the inputs have left their edges."""
@@ -235,12 +239,13 @@ class Making(Delivering):
 
     def _prefetch(self) -> None:
         """Fill the prefetch window as far as its edge has room, which each condition that is begun at once makes."""
-        while self.flow.prefetch_one():
-            assert self.flow.condition is not None, "a prefetch of nothing"
-            artifact, index = self.flow.condition.artifact, self.flow.next_condition_index - 1
-            self.timing.entered(artifact, index, self.desk.now)
+        flow = self.flow
+        while flow.prefetch_one():
+            assert flow.condition is not None, "a prefetch of nothing"
+            self.timing.entered(flow.condition.artifact, flow.condition.issued - 1, self.desk.now)
             self._stir()
-            self.desk.settle()
+            if flow.has_window and not flow.condition.has_room:
+                self.desk.settle()
 
     def _settle(self, line: Line, outputs: Mapping[str, Artifact]) -> None:
         """The outputs of all later chunks are the same: the stage needn't run again.
