@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections import Counter, OrderedDict
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
@@ -12,8 +12,6 @@ from reelwire.messages import StageOffer
 from .peers import Peer
 from .turns import Turns
 
-TaskKey = tuple[str, int, int, int]
-"""Session, epoch, stage epoch, index."""
 Errand = Literal["initialize", "release"]
 
 
@@ -27,14 +25,6 @@ class Tenant(Protocol):
         ...
 
 
-@dataclass(slots=True)
-class Task:
-    """A task that was sent to an actor; `started_at` is None while it waits there."""
-
-    key: TaskKey
-    started_at: float | None = None
-
-
 @dataclass(slots=True, eq=False)
 class Actor:
     """One stage actor of one worker.
@@ -46,7 +36,8 @@ class Actor:
         session_bytes: what a session is expected to take, until it says what it took.
         tenants: session id to the bytes that it takes.
         bytes_used: their sum.
-        outstanding: tasks that were sent and aren't over, oldest first; at most one running and `mailbox` waiting.
+        tasks: session id to how many tasks were sent for it and aren't over; those of a session end in order.
+        outstanding: their sum; at most one running and `mailbox` waiting.
         errands: how many initializations and releases were sent and aren't answered.
         answered_at: since when its next word is waited for: its last one, or the first that was sent after a pause.
         looked_at_by: when it is looked at whether it hangs, in seconds; no later than it would count as hung.
@@ -61,7 +52,8 @@ class Actor:
     session_bytes: int = 0
     tenants: dict[str, int] = field(default_factory=dict)
     bytes_used: int = 0
-    outstanding: OrderedDict[TaskKey, Task] = field(default_factory=OrderedDict)
+    tasks: dict[str, int] = field(default_factory=dict)
+    outstanding: int = 0
     errands: Counter[Errand] = field(default_factory=lambda: Counter({"initialize": 0, "release": 0}))
     answered_at: float = 0.0
     looked_at_by: float = math.inf
@@ -72,7 +64,7 @@ class Actor:
     @property
     def has_room(self) -> bool:
         """Whether one more task may be sent."""
-        return len(self.outstanding) <= self.offer.mailbox
+        return self.outstanding <= self.offer.mailbox
 
     @property
     def is_idle(self) -> bool:
@@ -95,10 +87,6 @@ class Actor:
             and self.bytes_used + self.session_bytes <= self.offer.cache_bytes_max
         )
 
-    def has_task_of(self, session: str) -> bool:
-        """Whether something that was sent here for a session isn't over."""
-        return any(key[0] == session for key in self.outstanding)
-
     def admit(self, session: str) -> None:
         """Keep a slot, and the bytes that a session is expected to take."""
         assert session not in self.tenants, f"{session} lives at {self.offer.stage} already"
@@ -114,14 +102,23 @@ class Actor:
         """Give the slot back, with everything that was sent there for the session and isn't over."""
         self.bytes_used -= self.tenants.pop(session)
         self.waiting.forget(session)
-        for key in [key for key in self.outstanding if key[0] == session]:
-            del self.outstanding[key]
+        self.outstanding -= self.tasks.pop(session, 0)
 
-    def send(self, key: TaskKey, now: float) -> None:
+    def send(self, session: str, now: float) -> None:
         """Note a task that is sent to the actor."""
         assert self.has_room, f"{self.offer.stage}: more tasks than its mailbox takes"
         self.begin(now)
-        self.outstanding[key] = Task(key)
+        self.tasks[session] = self.tasks.get(session, 0) + 1
+        self.outstanding += 1
+
+    def strike(self, session: str) -> None:
+        """Note that the oldest task of a session is over."""
+        left = self.tasks[session] - 1
+        if left:
+            self.tasks[session] = left
+        else:
+            del self.tasks[session]
+        self.outstanding -= 1
 
     def send_errand(self, errand: Errand, now: float) -> None:
         """Note an initialization or a release that is sent to the actor."""
@@ -148,17 +145,19 @@ class Actor:
 
     def pump(self) -> None:
         """Send tasks, by turns, as long as there is room."""
-        waiting, outstanding, most = self.waiting, self.outstanding, self.offer.mailbox
-        while len(outstanding) <= most and waiting:
+        waiting, most = self.waiting, self.offer.mailbox
+        while self.outstanding <= most and waiting:
             waiting.take().run_next(self.offer.stage)
 
     def check(self) -> None:
         """Assert the invariants."""
-        assert len(self.outstanding) <= 1 + self.offer.mailbox, f"{self.offer.stage}: too many tasks"
+        assert self.outstanding <= 1 + self.offer.mailbox, f"{self.offer.stage}: too many tasks"
+        assert self.outstanding == sum(self.tasks.values()), f"{self.offer.stage}: tasks don't add up"
+        assert all(count > 0 for count in self.tasks.values()), f"{self.offer.stage}: no task is counted"
         assert len(self.tenants) <= self.offer.slots, f"{self.offer.stage}: too many sessions"
         assert self.bytes_used == sum(self.tenants.values()), f"{self.offer.stage}: bytes don't add up"
         assert set(self.errands) == {"initialize", "release"}, f"{self.offer.stage}: an errand of another kind"
         assert all(count >= 0 for count in self.errands.values()), f"{self.offer.stage}: more answers than errands"
-        assert all(key[0] in self.tenants for key in self.outstanding), f"{self.offer.stage}: task of a stranger"
+        assert all(session in self.tenants for session in self.tasks), f"{self.offer.stage}: task of a stranger"
         self.waiting.check(self.tenants)
         assert not (self.waiting and self.has_room), f"{self.offer.stage}: room, and nobody is sent"

@@ -106,11 +106,12 @@ class StageFlow:
     """How far one stage is: `finished <= started <= dispatched`, and what it consumes and produces.
 
     Attributes:
+        told: that a chunk below it begins is no news.
         settled: its outputs, once they are the same for all later chunks.
         is_stale: something happened that may let it go on, or stop it, and nobody has looked since.
     """
 
-    __slots__ = ("consumes", "dispatched", "finished", "is_stale", "name", "produces", "settled", "started")
+    __slots__ = ("consumes", "dispatched", "finished", "is_stale", "name", "produces", "settled", "started", "told")
 
     def __init__(self, stage: StageSpec, edges: Mapping[str, Edge]) -> None:
         """Start at chunk 0."""
@@ -120,6 +121,7 @@ class StageFlow:
         self.dispatched = 0
         self.started = 0
         self.finished = 0
+        self.told = 0
         self.settled: Mapping[str, Artifact] | None = None
         self.is_stale = True
         for edge in self.consumes:
@@ -376,6 +378,7 @@ class Flow:
         assert 0 <= self.acked <= self.next_commit <= self.limit <= self.chunks, "commit cursor out of bounds"
         for stage in self.stages.values():
             assert 0 <= stage.finished <= stage.started <= stage.dispatched <= self.chunks, f"{stage.name}: counters"
+            assert stage.told <= stage.dispatched, f"{stage.name}: a chunk begins that wasn't sent"
         for edge in self.edges.values():
             assert 0 <= edge.occupancy <= edge.capacity, f"{edge.artifact}: {edge.occupancy} of {edge.capacity}"
             assert all(edge.floor <= index < edge.issued for index in edge.held), f"{edge.artifact}: stray artifact"

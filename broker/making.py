@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from reelwire.messages import Artifact, Failure, OpenSession, RunTask, TaskDone, TaskStarted
 from reelwire.spec import StageSpec, StreamSpec
 
-from .actors import Actor, TaskKey
+from .actors import Actor
 from .delivery import Delivering
 from .desk import Desk
 from .fitting import fitted
@@ -155,7 +155,7 @@ class Making(Delivering):
             return
         starts = actor.is_idle
         flow.dispatch(stage)
-        actor.send(self._task_key(index), desk.now)
+        actor.send(self.id, desk.now)
         if starts:  # else it is watched already, and has more time now, not less
             desk.watch(actor)
         self.timing.admitted(stage, index, desk.now)
@@ -266,25 +266,23 @@ class Making(Delivering):
     def _begins(self, event: TaskStarted) -> bool:
         """Whether a task that was sent and hadn't begun begins now."""
         assert self.seats is not None, "started without a place"
-        actor = self.seats.actor(event.stage)
-        task = actor.outstanding.get(self._task_key(event.index))
-        if task is None or task.started_at is not None:
+        actor, stage = self.seats.actor(event.stage), self.flow.stages[event.stage]
+        if self.id not in actor.tasks or not max(stage.told, stage.finished) <= event.index < stage.dispatched:
             return False
-        task.started_at = self.desk.now
+        stage.told = event.index + 1
         self.desk.answered(actor)
         return True
 
     def _is_oldest_task(self, stage: str, index: int) -> bool:
         """Whether a task is the oldest that its actor has of this session: only that one can be over."""
         assert self.seats is not None, "a task without a place"
-        known = self._task_key(index) in self.seats.actor(stage).outstanding
-        return known and self.flow.stages[stage].finished == index
+        return self.id in self.seats.actor(stage).tasks and self.flow.stages[stage].finished == index
 
     def _strike(self, stage: str, index: int) -> None:
         """Strike the oldest task off its actor's list."""
         assert self.seats is not None, "a task without a place"
         actor = self.seats.actor(stage)
-        del actor.outstanding[self._task_key(index)]
+        actor.strike(self.id)
         self.leases.task_over(stage, index)
         self.desk.answered(actor)
         if actor.waiting:
@@ -316,6 +314,3 @@ class Making(Delivering):
 
     def _stir(self) -> None:
         self.desk.unsettled[self.id] = self
-
-    def _task_key(self, index: int) -> TaskKey:
-        return self.id, self.epoch, STAGE_EPOCH, index

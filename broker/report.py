@@ -95,7 +95,7 @@ def _worker(peer: Peer, now: float) -> dict[str, Plain]:
                 "sessions": len(actor.tenants),
                 "cache_bytes": actor.bytes_used,
                 "cache_bytes_max": actor.offer.cache_bytes_max,
-                "tasks": len(actor.outstanding),
+                "tasks": actor.outstanding,
                 "waiting": len(actor.waiting),
             }
             for (pipeline, stage), actor in peer.actors.items()

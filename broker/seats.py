@@ -177,7 +177,7 @@ class Seats:
 
     def owing(self) -> list[Actor]:
         """Actors that were sent something for the session and haven't answered."""
-        return [seat.actor for seat in self.seats.values() if seat.errands or seat.actor.has_task_of(self._session)]
+        return [seat.actor for seat in self.seats.values() if seat.errands or self._session in seat.actor.tasks]
 
     def _initialize(self, stage: str, seat: Seat) -> None:
         assert self._request is not None, "initialized after all were"
