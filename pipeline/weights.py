@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -96,7 +96,7 @@ def load_strictly(
         weights: the checkpoint.
         device: where the network is to be.
         dtype: what its weights are to be; None: as in the checkpoint.
-        rename: from a name of the checkpoint to the network's.
+        rename: from a name of the checkpoint to the network's; ValueError: it has none there.
         tied: the network's second names for one tensor, to the first; a checkpoint may leave them out.
 
     Raises:
@@ -104,11 +104,11 @@ def load_strictly(
     """
     tied = {} if tied is None else tied
     own = {name: tuple(value.shape) for name, value in network.state_dict().items()}
-    names = {rename(theirs): theirs for theirs in weights.shapes}
+    names = renamed(weights.shapes, rename, weights.path)
     for second, first in tied.items():
         if first in names:
             names.setdefault(second, names[first])
-    check_fit(own, {mine: weights.shapes[theirs] for mine, theirs in names.items()}, weights.path)
+    check_fit(own, {mine: weights.shapes[theirs] for mine, theirs in names.items()}, weights.path, names)
     owners: dict[str, list[str]] = {}
     for mine in own:
         owners.setdefault(names[mine], []).append(mine)
@@ -121,21 +121,58 @@ def load_strictly(
     network.requires_grad_(False).eval()
 
 
-def check_fit(needed: Mapping[str, Sequence[int]], given: Mapping[str, Sequence[int]], path: Path) -> None:
-    """Check that a checkpoint holds exactly what a network needs.
+def renamed(keys: Iterable[str], rename: Callable[[str], str], path: Path) -> dict[str, str]:
+    """A network's names of a checkpoint's keys, each to the key.
+
+    Args:
+        keys: those of the checkpoint.
+        rename: from one of them to the network's; ValueError: it has none there.
+        path: the checkpoint, for messages.
 
     Raises:
-        RequestError: of the field ``checkpoint``: it doesn't; the message names the keys.
+        RequestError: of the field ``checkpoint``: a key has no name there, or two have one; the message names the keys.
     """
-    missing, surplus = sorted(needed.keys() - given.keys()), sorted(given.keys() - needed.keys())
-    faults = [
-        f"{len(keys)} {what} ({_some(keys)})" for what, keys in (("missing", missing), ("left over", surplus)) if keys
-    ]
-    if faults:
-        raise RequestError(FIELD, f"{path} doesn't fit the model: keys {', '.join(faults)}")
-    for name, shape in needed.items():
-        if tuple(given[name]) != tuple(shape):
-            raise RequestError(FIELD, f"{name!r} of {path} is {list(given[name])}; accepted: {list(shape)}")
+    names: dict[str, str] = {}
+    nameless: list[str] = []
+    for theirs in keys:
+        try:
+            mine = rename(theirs)
+        except ValueError:
+            nameless.append(theirs)
+            continue
+        if mine in names:
+            reason = f"{names[mine]!r} and {theirs!r} of {path} are both {mine!r} of the model; accepted: one of them"
+            raise RequestError(FIELD, reason)
+        names[mine] = theirs
+    _refuse({"left over": nameless}, path)
+    return names
+
+
+def check_fit(
+    needed: Mapping[str, Sequence[int]],
+    given: Mapping[str, Sequence[int]],
+    path: Path,
+    names: Mapping[str, str] | None = None,
+) -> None:
+    """Check that a checkpoint holds exactly what a network needs.
+
+    Args:
+        needed: the network's names and shapes.
+        given: the checkpoint's shapes by the network's names.
+        path: the checkpoint, for messages.
+        names: the network's names to the checkpoint's, for messages; None: they are the same.
+
+    Raises:
+        RequestError: of the field ``checkpoint``: it doesn't; the message names the keys, as the checkpoint does where it
+            has them.
+    """
+    theirs = {} if names is None else names
+    surplus = [theirs.get(mine, mine) for mine in given.keys() - needed.keys()]
+    _refuse({"missing": list(needed.keys() - given.keys()), "left over": surplus}, path)
+    for mine, shape in needed.items():
+        if tuple(given[mine]) != tuple(shape):
+            name = theirs.get(mine, mine)
+            raise RequestError(FIELD, f"{name!r} of {path} is {list(given[mine])}; accepted: {list(shape)}")
 
 
 def read_config(folder: Path) -> dict[str, Any]:
@@ -152,6 +189,13 @@ def read_config(folder: Path) -> dict[str, Any]:
     if not isinstance(config, dict):
         raise RequestError(FIELD, f"{path} holds no JSON object")
     return config
+
+
+def _refuse(faults: Mapping[str, Sequence[str]], path: Path) -> None:
+    """Refuse a checkpoint for its keys, if there are any."""
+    said = [f"{len(keys)} {what} ({_some(sorted(keys))})" for what, keys in faults.items() if keys]
+    if said:
+        raise RequestError(FIELD, f"{path} doesn't fit the model: keys {', '.join(said)}")
 
 
 def _put(network: nn.Module, name: str, tensor: Tensor) -> None:

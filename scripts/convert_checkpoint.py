@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 import shutil
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -42,9 +42,8 @@ def vae(source: Source, target: Target) -> None:
     with torch.device("meta"):
         network = vae_network(config)
     settings = {"_class_name": "AutoencoderKLWan", **{k: v for k, v in network.config.items() if not k.startswith("_")}}
-    named = {diffusers_name(key, config): tensor for key, tensor in state.items()}
-    _check(named, network.state_dict(), source)
-    _write(named, target, "diffusion_pytorch_model", settings)
+    fitting = _fitting(state, lambda key: diffusers_name(key, config), network.state_dict(), source)
+    _write(fitting, target, "diffusion_pytorch_model", settings)
 
 
 @app.command()
@@ -56,11 +55,10 @@ def text_encoder(source: Source, target: Target) -> None:
     config = text_sizes(_shapes(state))
     with torch.device("meta"):
         network = text_network(config)
-    named = {transformers_name(key): tensor for key, tensor in state.items()}
     needed = {key: value for key, value in network.state_dict().items() if key != "encoder.embed_tokens.weight"}
-    _check(named, needed, source)
+    fitting = _fitting(state, transformers_name, needed, source)
     settings = {**network.config.to_diff_dict(), "architectures": ["UMT5EncoderModel"]}
-    _write(named, target, "model", settings)
+    _write(fitting, target, "model", settings)
 
 
 def _read(source: Path) -> dict[str, Tensor]:
@@ -79,10 +77,16 @@ def _shapes(state: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:
     return {key: tuple(value.shape) for key, value in state.items()}
 
 
-def _check(given: Mapping[str, Tensor], needed: Mapping[str, Tensor], source: Path) -> None:
-    from reelwire.pipeline.weights import check_fit
+def _fitting(
+    state: Mapping[str, Tensor], rename: Callable[[str], str], needed: Mapping[str, Tensor], source: Path
+) -> dict[str, Tensor]:
+    """All tensors under their new names, which are those that are needed."""
+    from reelwire.pipeline.weights import check_fit, renamed
 
-    check_fit(_shapes(needed), _shapes(given), source)
+    names = renamed(state, rename, source)
+    given = {mine: state[theirs] for mine, theirs in names.items()}
+    check_fit(_shapes(needed), _shapes(given), source, names)
+    return given
 
 
 def _write(state: dict[str, Tensor], target: Path, stem: str, settings: Mapping[str, object]) -> None:

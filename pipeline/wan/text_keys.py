@@ -47,7 +47,7 @@ def text_sizes(shapes: Mapping[str, Sequence[int]], text_len: int = 512) -> Text
     """
 
     def size(key: str, axis: int) -> int:
-        if key not in shapes or len(shapes[key]) <= axis:
+        if key not in shapes or len(shapes[key]) <= axis or shapes[key][axis] < 1:
             raise ValueError(f"there is no {key!r} of the expected rank: not a Wan text encoder")
         return int(shapes[key][axis])
 

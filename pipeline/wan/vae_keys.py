@@ -74,8 +74,8 @@ def original_sizes(shapes: Mapping[str, Sequence[int]]) -> VaeConfig:
     """
 
     def size(key: str, axis: int = 0) -> int:
-        if key not in shapes:
-            raise ValueError(f"there is no {key!r}: not a Wan 2.1 VAE")
+        if key not in shapes or len(shapes[key]) <= axis or shapes[key][axis] < 1:
+            raise ValueError(f"there is no {key!r} of the expected rank: not a Wan 2.1 VAE")
         return int(shapes[key][axis])
 
     # Every level is a row of residual blocks, then, but for the last one, a step down.

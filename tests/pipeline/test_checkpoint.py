@@ -17,7 +17,7 @@ from reelwire.pipeline.stage import Stage
 from reelwire.pipeline.wan.seeded import by_fan_in, fill_seeded, smooth_pictures
 from reelwire.pipeline.wan.text import byte_tokenizer, text_network
 from reelwire.pipeline.wan.vae import vae_network
-from reelwire.pipeline.weights import Weights
+from reelwire.pipeline.weights import Weights, load_strictly
 from reelwire.pipeline.world.config import WorldConfig, tiny
 from reelwire.pipeline.world.dit import random_world_dit
 from reelwire.pipeline.world.pipeline import WorldPipeline
@@ -165,6 +165,36 @@ def test_a_checkpoint_that_does_not_fit_is_refused_by_key(copy: Path, stage: str
         pipeline_of(copy).build(stage, "cpu")
     assert refused.value.field == "checkpoint"
     assert words in str(refused.value)
+
+
+BLOCK = "decoder.upsamples.{}.residual.2.weight"
+
+
+@pytest.mark.parametrize(
+    ("keys", "words"),
+    [
+        ((BLOCK.format(0), "extra.weight"), "1 left over (extra.weight)"),
+        ((BLOCK.format(0), "decoder.up_blocks.0.resnets.0.conv1.weight"), "1 left over (decoder.up_blocks.0."),
+        ((BLOCK.format(0), BLOCK.format("00")), f"{BLOCK.format(0)!r} and {BLOCK.format('00')!r}"),
+        ((BLOCK.format(99),), f"left over ({BLOCK.format(99)})"),
+    ],
+)
+def test_an_original_vae_that_does_not_fit_is_refused_by_key(copy: Path, keys: tuple[str, ...], words: str) -> None:
+    """A key that is left over among the original's names, or is another's second name, is named as the file has it."""
+    save_file({key: torch.zeros(2) for key in keys}, copy / FILES["decode"])
+    with pytest.raises(RequestError) as refused:
+        pipeline_of(copy).build("decode", "cpu")
+    assert refused.value.field == "checkpoint"
+    assert words in str(refused.value)
+
+
+def test_two_keys_that_mean_one_weight_are_refused(tmp_path: Path) -> None:
+    """Whatever renames them: neither is loaded in place of the other."""
+    save_file({"a.weight": torch.zeros(2, 2), "b.weight": torch.zeros(2, 2)}, tmp_path / "m.safetensors")
+    network = torch.nn.Sequential(torch.nn.Linear(2, 2, bias=False))
+    with pytest.raises(RequestError, match=r"'a.weight' and 'b.weight' of .* both '0.weight'") as refused:
+        load_strictly(network, Weights.open(tmp_path, "m"), torch.device("cpu"), rename=lambda _: "0.weight")
+    assert refused.value.field == "checkpoint"
 
 
 def test_the_other_control_is_refused_by_key(world: Path) -> None:

@@ -157,15 +157,20 @@ def test_a_file_that_would_run_something_is_refused(tmp_path: Path, capsys: pyte
 @pytest.mark.parametrize(
     ("edit", "words"),
     [
-        ({"conv1.extra": torch.zeros(1)}, "left over (quant_conv.extra)"),
-        ({"nonsense.weight": torch.zeros(1)}, "'nonsense.weight' is not a weight of a Wan 2.1 VAE"),
-        ({"conv1.weight": torch.zeros(1)}, "'quant_conv.weight'"),
+        ({"conv1.extra": torch.zeros(1)}, "left over (conv1.extra)"),
+        ({"nonsense.weight": torch.zeros(1)}, "1 left over (nonsense.weight)"),
+        ({"conv1.weight": torch.zeros(1)}, "'conv1.weight'"),
+        ({"encoder.conv1.weight": torch.zeros(())}, "'encoder.conv1.weight'"),
+        (
+            {"decoder.upsamples.00.residual.2.weight": torch.zeros(1)},
+            "'decoder.upsamples.0.residual.2.weight' and 'decoder.upsamples.00.residual.2.weight'",
+        ),
     ],
 )
 def test_another_checkpoint_is_refused_by_key(
     tmp_path: Path, edit: dict[str, Tensor], words: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A key that doesn't belong, or a tensor of another shape, is named."""
+    """A key that doesn't belong, or is there twice, or a tensor of another shape, is named."""
     state = {original_vae_name(name): value for name, value in vae_state().items()}
     torch.save(state | edit, tmp_path / "vae.pth")
     assert convert("vae", tmp_path / "vae.pth", tmp_path / "made") == 2
