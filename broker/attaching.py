@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 
 from reelwire import messages as m
 from reelwire import versions
@@ -55,25 +56,21 @@ class Attaching(ABC):
         if not versions.fit(hello.version, self._version):
             self._reject(route, "version", f"the broker has reelwire {self._version}, you have {hello.version}")
             return
-        for old in (self._peers.by_route.get(route), self._peers.workers.get(name) if kind == "worker" else None):
-            if old is not None and not old.gone:
-                self._drop(old, "said hello again")
+        same = (self._peers.by_route.get(route), self._peers.workers.get(name) if kind == "worker" else None)
+        replaced = {old.attachment: old for old in same if old is not None}
+        objection = self._objection(hello, replaced)
+        limits = limits_of(hello.limits, self._config)
+        if objection is not None or limits is None:
+            self._reject(route, *(objection or ("malformed", "limits: accepted: numbers of 1 and more")))
+            return
+        for old in replaced.values():
+            self._drop(old, "said hello again")
         self._settle()
-        if len(name) > NAME_CHARACTERS_MAX:
-            self._reject(route, "limit", f"a name of {len(name)} characters; accepted: {NAME_CHARACTERS_MAX}")
-            return
-        if len(self._peers) >= self._config.peers_max:
-            self._reject(route, "limit", f"{self._config.peers_max} peers are attached already")
-            return
-        if isinstance(hello, m.WorkerHello):
-            objection = self._placement.objection(hello) or offer_objection(hello.memory, self._peers.owners)
-            if objection is not None:
+        if replaced and isinstance(hello, m.WorkerHello):
+            objection = self._placement.objection(hello)
+            if objection is not None:  # what a session of its old self made is still read, in another dataflow
                 self._reject(route, *objection)
                 return
-        limits = limits_of(hello.limits, self._config)
-        if limits is None:
-            self._reject(route, "malformed", "limits: accepted: numbers of 1 and more")
-            return
         peer = self._peers.attach(route, kind, name, desk.now)
         peer.limits = limits
         self._told.discard(route)
@@ -89,6 +86,18 @@ class Attaching(ABC):
             if hello.memory is not None:
                 self._peers.lend(peer, hello.memory)
         self._probe(peer)
+
+    def _objection(self, hello: m.ClientHello | m.WorkerHello, replaced: Mapping[int, Peer]) -> tuple[str, str] | None:
+        """Why a peer isn't taken in the place of those that it would replace; they stay as they are when it isn't."""
+        name = hello.name
+        if len(name) > NAME_CHARACTERS_MAX:
+            return "limit", f"a name of {len(name)} characters; accepted: {NAME_CHARACTERS_MAX}"
+        if len(self._peers) - len(replaced) >= self._config.peers_max:
+            return "limit", f"{self._config.peers_max} peers are attached already"
+        if isinstance(hello, m.ClientHello):
+            return None
+        owners = [owner for owner, worker in self._peers.owners.items() if worker.attachment not in replaced]
+        return self._placement.objection(hello, replaced) or offer_objection(hello.memory, owners)
 
     def _welcome(self, peer: Peer) -> None:
         limits, specs = self._config.limits(), self._placement.specs() if peer.kind == "client" else ()

@@ -7,7 +7,7 @@ least loaded; else each stage goes to its least loaded actor. Who finds no room 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from dataclasses import dataclass, field
 
 from reelwire.messages import Welcome, WorkerHello
@@ -48,6 +48,10 @@ class Served:
         """A stage that no attached worker offers."""
         return next((stage.name for stage in self.spec.stages if not self.actors.get(stage.name)), None)
 
+    def goes_with(self, replaced: Container[int]) -> bool:
+        """Whether only workers with these numbers serve it; false when no worker does, and sessions keep it."""
+        return bool(self.workers) and all(number in replaced for number in self.workers)
+
     def choose(self) -> dict[str, Actor] | None:
         """An actor with room for each stage; None when there isn't."""
         whole = [worker for worker in self.workers.values() if self._fits(worker)]
@@ -86,8 +90,11 @@ class Placement:
         """What can be asked for now."""
         return tuple(served.spec for served in self.served.values() if served.workers)
 
-    def objection(self, hello: WorkerHello) -> tuple[str, str] | None:
-        """Why a worker isn't taken: a code of `Rejected` and a sentence; None when it is."""
+    def objection(self, hello: WorkerHello, replaced: Container[int] = ()) -> tuple[str, str] | None:
+        """Why a worker isn't taken: a code of `Rejected` and a sentence; None when it is.
+
+        Peers with the numbers `replaced` leave when it is taken, and sessions that live at them end.
+        """
         specs = {spec.name: spec for spec in hello.specs}
         if not hello.name:
             return "malformed", "a worker has a name"
@@ -104,7 +111,7 @@ class Placement:
             except SpecError as error:
                 return "malformed", str(error)
             served = self.served.get(spec.name)
-            if served is not None and served.spec != spec:
+            if served is not None and served.spec != spec and not served.goes_with(replaced):
                 return "conflict", f"pipeline {spec.name!r} is served already, with another dataflow"
         seen: set[tuple[str, str]] = set()
         for offer in hello.stages:
@@ -121,7 +128,12 @@ class Placement:
             seen.add((offer.pipeline, offer.stage))
         if len(seen) > OFFERS_MAX:
             return "limit", f"{len(seen)} stages; accepted: {OFFERS_MAX}"
-        known = {spec.name: spec for spec in self.specs()} | specs
+        left = {
+            name: served.spec
+            for name, served in self.served.items()
+            if served.workers and not served.goes_with(replaced)
+        }
+        known = left | specs
         if len(encode(Welcome("", "", 1.0, 1, {}, tuple(known.values())), 0)[0]) > SPECS_BYTES_MAX:
             return (
                 "limit",

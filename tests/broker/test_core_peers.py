@@ -394,3 +394,56 @@ def test_a_log_line_repeats_little_of_what_a_peer_said(rig: Any) -> None:
     """A stranger can't fill the disk through the log."""
     rig.stranger(b"loud").hello(version="9" * 100_000)
     assert max(len(str(value)) for log in rig.logs for value in log.fields.values()) < 600
+
+
+@pytest.mark.parametrize(
+    "refused",
+    [
+        {"stages": (m.StageOffer("world", "paint", 1, 100),)},
+        {"stages": (m.StageOffer("world", "encode", 0, 100),)},
+        {"memory": m.MemoryOffer("No Name", bytes(16))},
+        {"memory": m.MemoryOffer("other-0", bytes(16))},
+        {"limits": {"frame_bytes_max": 0}},
+        {"packages": {"numpy": "x" * 1000}},
+    ],
+)
+@pytest.mark.parametrize("route", [b"second", b"w"])
+def test_streaming_33_a_refused_hello_costs_nobody_the_attachment(
+    rig: Any, kit: Any, refused: dict[str, Any], route: bytes
+) -> None:
+    """Whose name a newcomer has isn't dropped for one that isn't taken; nor by its own second hello."""
+    rig.worker("other", ready=False, memory=True)
+    stream = kit.Stream(rig, memory=True)
+    hello = {"stages": (), "packages": {}, **refused}
+    second = rig.peers[route] if route == b"w" else rig.stranger(route)
+    second.say(m.WorkerHello("0.1.0", "w", "cpu", (kit.world(),), **hello), attachment=0)
+    assert second.last(m.Rejected)
+    assert [worker["name"] for worker in rig.core.status()["workers"]] == ["other", "w"]
+    stream.press("w")
+    rig.turn()
+    stream.make(3)
+    assert [chunk.index for chunk in stream.got()] == [0, 1, 2]
+
+
+def test_streaming_33_a_worker_may_come_back_to_a_full_broker(kit: Any) -> None:
+    """Its old attachment's place is its own, and so is its shared memory."""
+    rig = kit.Rig(BrokerConfig(peers_max=1))
+    old = rig.worker(memory=True)
+    new = rig.stranger(b"new")
+    offers = (m.StageOffer("world", "encode", 1, 100),)
+    new.say(m.WorkerHello("0.1.0", "w", "cpu", (kit.world(),), offers, memory=old.memory.offer), attachment=0)
+    assert new.attachment > old.attachment
+    assert [worker["name"] for worker in rig.core.status()["workers"]] == ["w"]
+
+
+def test_a_dataflow_that_somebody_still_reads_is_in_the_way_of_another(rig: Any, kit: Any) -> None:
+    """A worker that comes back with another one is refused while chunks of its old self aren't taken."""
+    stream = kit.Stream(rig)
+    stream.press("w")
+    rig.turn()
+    stream.make(1, ack=False)
+    other = dataclasses.replace(kit.world(), fps=30.0)
+    assert hello(rig, other, name="w").last(m.Rejected).code == "conflict"
+    assert rig.core.status()["workers"] == []
+    stream.client.ack(stream.id, 1)
+    assert hello(rig, other, name="w").last(m.Welcome)
