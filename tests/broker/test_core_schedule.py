@@ -22,6 +22,7 @@ from reelwire.broker.actions import Send
 from reelwire.broker.config import BrokerConfig
 from reelwire.broker.core import BrokerCore
 from reelwire.broker.events import Received, TurnEnded
+from reelwire.commands.bench_best import Best, Times
 from reelwire.controls import Keys, KeyState
 from reelwire.messages import Artifact
 
@@ -185,3 +186,26 @@ def test_streaming_15_bound_late_a_change_shows_a_quarter_sooner_and_more(kit: A
         means[binding] = mean(done.shown)
     assert means["late"] < 0.75 * means["early"]
     assert means["late"] == pytest.approx(STAGES["denoise"] / 2 + 0.145, abs=0.02)
+
+
+@pytest.mark.parametrize("refill", ["never", "with_control", "after_stage"])
+@pytest.mark.parametrize("binding", ["early", "late"])
+@pytest.mark.parametrize("steered", ["reacting", "holding"])
+@pytest.mark.parametrize(
+    "seconds", [(0.03, 0.12, 0.025), (0.03, 0.12, 0.2), (0.2, 0.12, 0.03), (0.1, 0.1, 0.1), (0.05, 0.04, 0.07)]
+)
+def test_the_best_of_the_benchmark_is_what_the_rules_allow(
+    kit: Any,
+    refill: Any,
+    binding: Any,
+    steered: Any,
+    seconds: tuple[float, float, float],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Whichever stage is the slowest: each chunk is made at the time that the arithmetic says, but for the messages' way."""
+    for stage, each in zip(STAGES, seconds, strict=True):
+        monkeypatch.setitem(STAGES, stage, each)
+    done = Simulation(kit, binding=binding, refill=refill, steered=steered, chunks=16)
+    best = Best.of(Times(*seconds), refill, steered, binding, 16)
+    assert done.periods == pytest.approx(best.periods(WARM + 1), abs=8 * HOP_S + 1e-9)
+    assert done.latencies == pytest.approx(best.latencies(WARM), abs=8 * HOP_S + 1e-9)

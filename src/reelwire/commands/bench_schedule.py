@@ -1,10 +1,11 @@
 """`reelwire bench schedule`: what prefetch and late binding are good for, beside what can't be beaten.
 
-The emulated pipeline takes exactly the times that it is told, so the best that a scheduler can do is arithmetic::
+The emulated pipeline takes exactly the times that it is told, so the best that a scheduler can do is arithmetic
+(`bench_best`). Where denoise is the slowest stage and encode no longer than the way from its begin to the frame, it is::
 
     reacting   (a) encode + denoise + decode; (b), (c) denoise + decode: the next control is known only then
-    holding    a chunk per slowest stage; from control to frame 2 x slowest when it is bound early, one period and the
-               way through the slowest stage; denoise + decode when it is bound late
+    holding    a chunk per denoise; from control to frame 2 x denoise when it is bound early, one period and the way
+               through denoise; denoise + decode when it is bound late
 
 Everything is real: a broker process, a worker process for each session, and clients over ZeroMQ. The rounds of one kind
 of client run side by side, the kinds one after the other.
@@ -20,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from .bench_best import Best, Refill, Times
 from .bench_report import Bound, Cell, Report
 
 if TYPE_CHECKING:
@@ -27,7 +29,6 @@ if TYPE_CHECKING:
     from .bench_players import Played, Player
 
 Mode = Literal["a", "b", "c"]
-Refill = Literal["never", "with_control", "after_stage"]
 
 REFILLS: dict[Mode, Refill] = {"a": "never", "b": "with_control", "c": "after_stage"}
 KINDS: tuple[tuple[Player, ControlBinding], ...] = (
@@ -72,18 +73,26 @@ class Plan:
 
     @property
     def slowest_s(self) -> float:
-        """The period that no schedule can beat."""
+        """Time of the slowest stage for a chunk."""
         return max(self.encode_s, self.denoise_s, self.decode_s)
 
-    def bounds_s(self, mode: Mode, player: Player, binding: ControlBinding) -> dict[str, float]:
-        """What can't be beaten: period, control to frame, first chunk."""
-        through = self.denoise_s + self.decode_s
-        whole = self.encode_s + through
-        if player == "reacting":
-            turn = whole if mode == "a" else through
-            return {"period": turn, "control to frame": turn, "first chunk": whole}
-        control = 2 * self.slowest_s if binding == "early" else through
-        return {"period": self.slowest_s, "control to frame": control, "first chunk": whole}
+    def best(self, mode: Mode, player: Player, binding: ControlBinding) -> dict[str, Spread]:
+        """What can't be beaten, of the chunks that are measured: period, control to frame, first chunk."""
+        times = Times(self.encode_s, self.denoise_s, self.decode_s)
+        best = Best.of(times, REFILLS[mode], player, binding, self.warmup + self.chunks)
+        return {
+            "period": Spread.of(best.periods(self.warmup)),
+            "control to frame": Spread.of(best.latencies(self.warmup)),
+            "first chunk": Spread.of(best.committed[:1]),
+        }
+
+    def gains(self, mode: Mode) -> bool:
+        """Whether these times let late binding show a change so much sooner as it is held against."""
+        shown = {}
+        for binding in ("early", "late"):
+            best = self.best(mode, "changing", binding)
+            shown[binding] = best["period"].mean / 2 + best["control to frame"].mean  # a change comes at any moment
+        return shown["late"] <= CHANGE_SHARE * shown["early"]
 
 
 def run(plan: Plan, timelines: Path | None = None) -> Report:
@@ -119,7 +128,10 @@ def run(plan: Plan, timelines: Path | None = None) -> Report:
     bounds.append(Bound("all of it, s", total_s, TOTAL_S))
     times = "/".join(f"{1000 * each:g}" for each in (plan.encode_s, plan.denoise_s, plan.decode_s))
     title = f"Schedule: stages of {times} ms, {plan.rounds} rounds of {plan.chunks} chunks after {plan.warmup}"
+    unjudged = [mode for mode in REFILLS if not plan.gains(mode)]
     notes = [*NOTES, f"{total_s:.1f} s in all; {said}"]
+    if unjudged:
+        notes.insert(2, f"change to frame has no bound in {', '.join(unjudged)}: these times leave little to be gained")
     return Report("schedule", title, COLUMNS, rows, bounds, notes)
 
 
@@ -151,7 +163,7 @@ def _draw(folder: Path, measured: Mapping[tuple[Mode, Player, ControlBinding], l
     folder.mkdir(parents=True, exist_ok=True)
     for (mode, player, binding), played in measured.items():
         shown = list(enumerate(played[0].timings))[plan.warmup : plan.warmup + DRAWN_CHUNKS]
-        bound_as = "by index" if player == "reacting" else binding
+        bound_as = _bound_as(player, binding)
         title = f"Mode {mode}, {player}, {bound_as}"
         spec = emulated_spec(Emulation(name=_stream(mode), refill=REFILLS[mode]))
         save_timeline(folder / f"{mode}-{player}-{bound_as.replace(' ', '-')}.png", spec, shown, title)
@@ -164,28 +176,37 @@ def _judged(
     bounds: list[Bound] = []
     changed: dict[tuple[Mode, ControlBinding], float] = {}
     for (mode, player, binding), played in measured.items():
-        best = plan.bounds_s(mode, player, binding)
+        best = plan.best(mode, player, binding)
         for what, values in _samples(played, plan.warmup).items():
             spread = Spread.of(values)
-            bound_as = "by index" if player == "reacting" else binding
+            bound_as = _bound_as(player, binding)
             name = f"{mode} {player} {bound_as}: {what}"
             mine: list[Bound] = []
-            bound = best.get(what)
-            if bound is not None:
-                mine += [
-                    Bound(f"{name}, mean, ms", 1e3 * spread.mean, 1e3 * bound, "near", 1e3 * MEAN_SHARE * bound),
-                    Bound(f"{name}, p99, ms", 1e3 * spread.p99, 1e3 * bound, "most", 1e3 * P99_S),
-                ]
+            if what in best:
+                mine = _beside(name, spread, best[what])
             elif what == "change to frame":
                 changed[mode, binding] = spread.mean
-                if binding == "late" and (mode, "early") in changed:
+                if binding == "late" and (mode, "early") in changed and plan.gains(mode):
                     bound = CHANGE_SHARE * changed[mode, "early"]
-                    mine.append(Bound(f"{name}, mean, ms", 1e3 * spread.mean, 1e3 * bound))
+                    mine = [Bound(f"{name}, mean, ms", 1e3 * spread.mean, 1e3 * bound)]
             missed = [each.what.split(", ")[1] for each in mine if not each.holds]
             verdict = f"MISSED {' '.join(missed)}" if missed else "holds" if mine else ""
-            rows.append((mode, player, bound_as, what, len(values), *spread.ms(), _ms(bound), verdict))
+            beside = mine[0].bound if mine else None
+            rows.append((mode, player, bound_as, what, len(values), *spread.ms(), beside, verdict))
             bounds += mine
     return rows, bounds
+
+
+def _beside(name: str, spread: Spread, best: Spread) -> list[Bound]:
+    """Bounds of a mean and of a 99th percentile."""
+    return [
+        Bound(f"{name}, mean, ms", 1e3 * spread.mean, 1e3 * best.mean, "near", 1e3 * MEAN_SHARE * best.mean),
+        Bound(f"{name}, p99, ms", 1e3 * spread.p99, 1e3 * best.p99, "most", 1e3 * P99_S),
+    ]
+
+
+def _bound_as(player: Player, binding: ControlBinding) -> str:
+    return "by index" if player == "reacting" else binding
 
 
 def _samples(played: Iterable[Played], warmup: int) -> dict[str, list[float]]:
@@ -219,7 +240,3 @@ class Spread:
     def ms(self) -> tuple[float, float, float, float]:
         """The same in milliseconds."""
         return 1e3 * self.mean, 1e3 * self.p50, 1e3 * self.p90, 1e3 * self.p99
-
-
-def _ms(seconds: float | None) -> float | None:
-    return None if seconds is None else 1e3 * seconds
