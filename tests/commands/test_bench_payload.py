@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from reelwire.commands import bench_payload
+from reelwire.commands import bench_payload, bench_stack
 from reelwire.commands.bench_payload import Plan, run
 from reelwire.errors import ReelwireError
 
@@ -21,13 +21,13 @@ LINUX = pytest.mark.skipif(sys.platform != "linux", reason="needs shared memory"
 def test_every_way_is_measured_at_every_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Three rows a size, the other process has seen the same bytes, and no file and no process is left."""
     monkeypatch.setenv("REELWIRE_SHARED_MEMORY", str(tmp_path))
-    started: list[subprocess.Popen[bytes]] = []
+    started: list[subprocess.Popen[Any]] = []
 
-    def start(*args: Any, **words: Any) -> subprocess.Popen[bytes]:
+    def start(*args: Any, **words: Any) -> subprocess.Popen[Any]:
         started.append(subprocess.Popen(*args, **words))
         return started[-1]
 
-    monkeypatch.setattr(bench_payload, "Popen", start)
+    monkeypatch.setattr(bench_stack, "Popen", start)
     report = run(Plan(rounds=3, sizes=(300_000, 70_000)))
     ways = [row[:3] for row in report.rows]
     assert ways == [(nbytes, way, 3) for nbytes in (300_000, 70_000) for way in ("shared", "ipc", "copy")]

@@ -6,12 +6,13 @@ import csv
 import json
 import math
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from reelwire.commands import bench_report
-from reelwire.commands.bench_report import Bound, Report, append, commit, origin, publish
+from reelwire.commands.bench_report import Bound, Report, Spread, append, commit, origin, publish
 from reelwire.errors import RequestError
 
 REPORT = Report(
@@ -55,6 +56,21 @@ def test_a_missed_bound_is_printed_as_missed(capsys: pytest.CaptureFixture[str],
     assert "MISSED" in shown.out
     assert "<= 1.1" in shown.out
     assert "it rained" in shown.err
+
+
+def test_what_could_not_be_measured_neither_holds_nor_is_missed(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """It is said so, in words and as JSON."""
+    report = replace(REPORT, bounds=[Bound("growth", None, 5.0), Bound("coats", 2, 2)])
+    publish(report, as_json=False, path=tmp_path / "paint.csv")
+    shown = capsys.readouterr().out
+    assert "1 of 2 not measured" in shown
+    assert "missed" not in shown.lower()
+    publish(report, as_json=True, path=tmp_path / "paint.csv")
+    said = json.loads(capsys.readouterr().out)
+    assert (said["missed"], said["not_measured"]) == (0, 1)
+    assert [(bound["measured"], bound["holds"]) for bound in said["bounds"]] == [(None, False), (2, True)]
 
 
 def test_the_same_as_json(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -104,3 +120,10 @@ def test_outside_of_a_checkout_the_commit_is_unknown(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(bench_report, "__file__", str(tmp_path / "bench_report.py"))
     assert commit() == "unknown"
     assert origin()["commit"] == "unknown"
+
+
+def test_percentiles_are_of_the_nearest_rank() -> None:
+    """Of a hundred values the 99th is the second largest."""
+    spread = Spread.of([float(value) for value in range(100, 0, -1)])
+    assert (spread.mean, spread.p50, spread.p90, spread.p99) == (50.5, 50.0, 90.0, 99.0)
+    assert Spread.of([2.0]).ms() == (2000.0, 2000.0, 2000.0, 2000.0)

@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 
 from reelwire.commands.bench_players import Played, Player
-from reelwire.commands.bench_schedule import Mode, Plan, Spread, _judged
+from reelwire.commands.bench_schedule import Mode, Plan, _judged
 from reelwire.parts import ChunkTiming, ControlBinding
 
 from .conftest import Reelwire
@@ -112,10 +112,3 @@ def test_a_miss_is_told_and_a_hit_too() -> None:
     assert told["changing", "early", "change to frame"] == ""
     assert told["changing", "late", "change to frame"] == "MISSED mean"
     assert sum(not bound.holds for bound in bounds) == 3
-
-
-def test_percentiles_are_of_the_nearest_rank() -> None:
-    """Of a hundred values the 99th is the second largest."""
-    spread = Spread.of([float(value) for value in range(100, 0, -1)])
-    assert (spread.mean, spread.p50, spread.p90, spread.p99) == (50.5, 50.0, 90.0, 99.0)
-    assert Spread.of([2.0]).ms() == (2000.0, 2000.0, 2000.0, 2000.0)

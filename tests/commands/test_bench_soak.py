@@ -9,7 +9,7 @@ from typing import cast
 
 import pytest
 
-from reelwire.commands.bench_soak import Plan, run
+from reelwire.commands.bench_soak import Plan, Span, run
 from reelwire.commands.bench_stack import Others, Stack, Usage
 from reelwire.errors import RequestError
 
@@ -25,7 +25,9 @@ def test_a_short_run_leaves_no_descriptor_thread_or_segment(reelwire: Reelwire, 
     said = json.loads(done.out)
     phases = {(row["phase"], row["process"]) for row in said["rows"]}
     assert phases == {(phase, process) for phase in ("one session", "sessions") for process in ("broker", "one", "two")}
-    counted = [bound for bound in said["bounds"] if "MiB" not in bound["what"]]
+    assert {row["chunks"] for row in said["rows"]} == {9, 6}  # of the long session the last one is taken after the look
+    assert all(row["growth_mb"] == pytest.approx(row["after_mb"] - row["before_mb"]) for row in said["rows"])
+    counted = [bound for bound in said["bounds"] if not bound["what"].endswith("MB")]
     assert [bound["what"] for bound in counted if not bound["holds"]] == []
     assert len(counted) == 7
     assert (tmp_path / "mine.csv").read_text().count("\n") == 1 + len(said["rows"])
@@ -46,11 +48,25 @@ def test_what_a_process_holds_is_read_from_the_system() -> None:
     import os
 
     mine = Usage.of(os.getpid())
+    assert mine is not None
     assert mine.resident_bytes > 1 << 20
     assert mine.descriptors > 2
     assert mine.threads >= 1
     assert mine.cpu_s > 0
-    assert Usage.of(2**22 + 1) == Usage()
+    assert Usage.of(2**22 + 1) is None
+
+
+def test_what_was_not_measured_is_not_said_to_hold() -> None:
+    """A process of which the system says nothing has empty cells and no bound that holds; growth counts in 1,000,000 bytes."""
+    small, large = Usage(10_000_000, 8, 3, 0.0), Usage(15_000_001, 8, 4, 1.0)
+    span = Span(
+        "sessions", 6, 1.0, {"broker": small, "one": None, "two": small}, {"broker": large, "one": large, "two": None}
+    )
+    rows = {row[1]: row for row in span.rows()}
+    assert rows["broker"][4:] == pytest.approx((10.0, 15.000001, 5.000001, 8, 8, 3, 4))
+    assert rows["one"][4:] == rows["two"][4:] == (None,) * 7
+    verdicts = [bound.verdict for bound in span.bounds()]
+    assert verdicts == ["MISSED", "holds", "MISSED", *["not measured"] * 6]
 
 
 def test_it_is_said_what_others_took_of_the_machine() -> None:

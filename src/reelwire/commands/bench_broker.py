@@ -8,21 +8,18 @@ sessions, so that whatever else the machine does falls on both.
 
 from __future__ import annotations
 
-import os
 import statistics
-import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from subprocess import Popen
 from typing import TYPE_CHECKING
 
 from ..errors import RequestError
 from .bench_forwarder import ForwarderPeers
 from .bench_lean import LeanPeers
-from .bench_report import Bound, Report
-from .bench_stack import Usage, stack
+from .bench_report import Bound, Report, load_before
+from .bench_stack import cpu_s, helper, stack
 
 if TYPE_CHECKING:
     import zmq
@@ -89,7 +86,7 @@ def run(plan: Plan) -> Report:
     """
     import zmq
 
-    load = os.getloadavg()[0]
+    load = load_before()
     found: dict[int, tuple[list[Turn], list[Turn]]] = {}
     with stack({}, {"sessions_per_client_max": SESSIONS_MAX}) as running, zmq.Context() as context:
         pid = running.pids()["broker"]
@@ -109,9 +106,9 @@ def _broker_turn(
     peers = LeanPeers(context, endpoint, emulated_spec(Emulation(name="no-op")), min(sessions, CLIENTS_MAX))
     try:
         peers.open(sessions)
-        before = Usage.of(pid).cpu_s
+        before = cpu_s(pid)
         took_s, chunks = peers.run_for(seconds)
-        turn = _turn(took_s, chunks, Usage.of(pid).cpu_s - before)
+        turn = _turn(took_s, chunks, cpu_s(pid) - before)
         peers.end(sessions)
     finally:
         peers.close()
@@ -125,30 +122,26 @@ def _forwarder_turn(context: zmq.Context[zmq.Socket[bytes]], sessions: int, seco
         try:
             peers.start(IN_FLIGHT * sessions)
             peers.run_for(seconds / 10)
-            before = Usage.of(pid).cpu_s
+            before = cpu_s(pid)
             took_s, came = peers.run_for(seconds)
-            return _turn(took_s, came, Usage.of(pid).cpu_s - before)
+            return _turn(took_s, came, cpu_s(pid) - before)
         finally:
             peers.close()
 
 
-def _turn(took_s: float, chunks: int, cpu_s: float) -> Turn:
-    return Turn(chunks / took_s, 1e6 * cpu_s / max(chunks, 1))
+def _turn(took_s: float, chunks: int, computed_s: float) -> Turn:
+    return Turn(chunks / took_s, 1e6 * computed_s / max(chunks, 1))
 
 
 @contextmanager
 def _forwarder(clients: int) -> Iterator[tuple[str, int]]:
     with tempfile.TemporaryDirectory(prefix="reelwire-") as folder:
         endpoint = f"ipc://{folder}/forwarder"
-        process = Popen([sys.executable, "-P", "-c", _FORWARDER, endpoint, str(clients), str(os.getpid())])
-        try:
+        with helper(_FORWARDER, endpoint, str(clients)) as process:
             yield endpoint, process.pid
-        finally:
-            process.kill()
-            process.wait()
 
 
-def _report(plan: Plan, found: dict[int, tuple[list[Turn], list[Turn]]], load: float) -> Report:
+def _report(plan: Plan, found: dict[int, tuple[list[Turn], list[Turn]]], load: str) -> Report:
     rows = []
     for number, (served, forwarded) in found.items():
         rate, cpu_us = _medians(served)
@@ -166,7 +159,7 @@ def _report(plan: Plan, found: dict[int, tuple[list[Turn], list[Turn]]], load: f
             share = by_number[MANY][1] / rate
             bounds.append(Bound(f"rate at {MANY} sessions, of that at {REFERENCE}", share, MANY_SHARE_LEAST, "least"))
     title = f"Broker: three no-op stages, medians of {plan.rounds} turns of {plan.seconds:g} s, and a bare forwarder between"
-    return Report("broker", title, COLUMNS, rows, bounds, [f"load of the machine before: {load:.2f}"])
+    return Report("broker", title, COLUMNS, rows, bounds, [load])
 
 
 def _medians(turns: list[Turn]) -> tuple[float, float]:

@@ -12,15 +12,11 @@ Pool and reader are warm, as they are in a stream after its first chunks.
 
 from __future__ import annotations
 
-import os
-import statistics
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from subprocess import Popen
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
@@ -29,7 +25,8 @@ from .. import segments, tensors, wire
 from ..errors import ReelwireError
 from ..messages import Artifact, TaskDone
 from ..tensors import Inline, TensorRef
-from .bench_report import Bound, Report
+from .bench_report import Bound, Report, Spread, load_before
+from .bench_stack import helper
 
 if TYPE_CHECKING:
     import zmq
@@ -67,7 +64,7 @@ def run(plan: Plan) -> Report:
         pool = segments.Pool(POOL_BYTES)
     except segments.MemoryUnavailableError as error:
         raise ReelwireError(str(error.strerror or error)) from error
-    load = os.getloadavg()[0]
+    load = load_before()
     try:
         with _consumer() as socket:
             times = {nbytes: _measured(pool, socket, nbytes, plan.rounds) for nbytes in plan.sizes}
@@ -109,15 +106,12 @@ def _consumer() -> Iterator[zmq.Socket[bytes]]:
             socket.linger = 0
             socket.rcvtimeo = ANSWER_LIMIT_MS
             socket.bind(endpoint)
-            process = Popen([sys.executable, "-P", "-c", _CONSUMER, endpoint, str(os.getpid())])
-            try:
-                socket.recv()
-                yield socket
-            except zmq.Again:
-                raise ReelwireError(f"the other process didn't answer within {ANSWER_LIMIT_MS // 1000} s") from None
-            finally:
-                process.kill()
-                process.wait()
+            with helper(_CONSUMER, endpoint):
+                try:
+                    socket.recv()
+                    yield socket
+                except zmq.Again:
+                    raise ReelwireError(f"the other process didn't answer within {ANSWER_LIMIT_MS // 1000} s") from None
 
 
 def _measured(pool: segments.Pool, socket: zmq.Socket[bytes], nbytes: int, rounds: int) -> dict[Way, list[float]]:
@@ -167,17 +161,16 @@ def _asked(socket: zmq.Socket[bytes], ref: TensorRef) -> bytes:
     return socket.recv()
 
 
-def _report(plan: Plan, times: dict[int, dict[Way, list[float]]], load: float) -> Report:
-    medians = {
-        nbytes: {way: 1000 * statistics.median(taken) for way, taken in by.items()} for nbytes, by in times.items()
-    }
+def _report(plan: Plan, times: dict[int, dict[Way, list[float]]], load: str) -> Report:
+    spreads = {nbytes: {way: Spread.of(taken) for way, taken in by.items()} for nbytes, by in times.items()}
+    medians = {nbytes: {way: 1000 * spread.p50 for way, spread in by.items()} for nbytes, by in spreads.items()}
     rows = [
         (
             nbytes,
             way,
             len(taken),
             medians[nbytes][way],
-            1000 * float(np.percentile(taken, 90)),
+            1000 * spreads[nbytes][way].p90,
             medians[nbytes][way] / medians[nbytes]["copy"],
             medians[nbytes][way] / medians[nbytes]["ipc"],
         )
@@ -195,4 +188,4 @@ def _report(plan: Plan, times: dict[int, dict[Way, list[float]]], load: float) -
         Bound(f"{name}, ms; half of ipc", largest["shared"], IPC_SHARE * largest["ipc"]),
     ]
     title = f"Payload: a tensor to another process and one byte back, {plan.rounds} rounds after {WARM_UP}"
-    return Report("payload", title, COLUMNS, rows, bounds, [f"load of the machine before: {load:.2f}"])
+    return Report("payload", title, COLUMNS, rows, bounds, [load])

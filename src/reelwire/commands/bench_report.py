@@ -9,6 +9,7 @@ from __future__ import annotations
 import csv
 import datetime as dt
 import importlib.metadata
+import math
 import os
 import platform
 import subprocess
@@ -19,7 +20,7 @@ from pathlib import Path
 from typing import Literal
 
 from ..errors import RequestError
-from .shared import console, print_json, shown, tell
+from .shared import print_json, print_table, tell
 
 Cell = bool | int | float | str | None
 Kind = Literal["most", "least", "near"]
@@ -36,27 +37,34 @@ class Bound:
 
     Attributes:
         what: what was measured, with its unit.
-        measured: the number; NaN holds nowhere.
+        measured: the number; NaN holds nowhere; None: it couldn't be measured here.
         bound: what it is compared to.
         kind: ``most`` and ``least`` compare with the bound itself, ``near`` with both sides of it.
         slack: how far from the bound it may lie, in the unit of the bound.
     """
 
     what: str
-    measured: float
+    measured: float | None
     bound: float
     kind: Kind = "most"
     slack: float = 0.0
 
     @property
     def holds(self) -> bool:
-        """Whether the number keeps its bound."""
+        """Whether the number keeps its bound; one that wasn't measured doesn't."""
+        if self.measured is None:
+            return False
         above, below = self.bound + self.slack, self.bound - self.slack
         return {
             "most": self.measured <= above,
             "least": self.measured >= below,
             "near": below <= self.measured <= above,
         }[self.kind]
+
+    @property
+    def verdict(self) -> str:
+        """The same in words."""
+        return "not measured" if self.measured is None else "holds" if self.holds else "MISSED"
 
     @property
     def accepted(self) -> str:
@@ -101,7 +109,6 @@ def publish(report: Report, *, as_json: bool, path: Path | None = None) -> None:
     """
     path = path or FOLDER / f"{report.name}.csv"
     where = origin()
-    missed = sum(not bound.holds for bound in report.bounds)
     if as_json:
         print_json(
             {
@@ -109,46 +116,65 @@ def publish(report: Report, *, as_json: bool, path: Path | None = None) -> None:
                 **where,
                 "rows": [dict(zip(report.columns, row, strict=True)) for row in report.rows],
                 "bounds": [{**asdict(bound), "holds": bound.holds} for bound in report.bounds],
-                "missed": missed,
+                "missed": _count(report, "MISSED"),
+                "not_measured": _count(report, "not measured"),
                 "notes": list(report.notes),
                 "csv": str(path),
             }
         )
     else:
-        _print(report, missed)
+        _print(report)
     try:
         append(path, [{**where, **dict(zip(report.columns, row, strict=True))} for row in report.rows])
     except OSError as error:
         raise RequestError("csv", f"{path} can't be written ({error.strerror}); accepted: a file") from None
 
 
-def _print(report: Report, missed: int) -> None:
-    """The rows, and the bounds: all of a few, of many those that are missed."""
-    _print_table(report.title, report.columns, report.rows)
+def _count(report: Report, verdict: str) -> int:
+    return sum(bound.verdict == verdict for bound in report.bounds)
+
+
+def _print(report: Report) -> None:
+    """The rows, and the bounds: all of a few, of many those that don't hold."""
+    columns = [column.replace("_", " ") for column in report.columns]
+    print_table(report.title, columns, report.rows, number=".4g", lines=False)
     printed = [each for each in report.bounds if len(report.bounds) <= BOUNDS_SHOWN_MAX or not each.holds]
-    title = f"Bounds: {missed} of {len(report.bounds)} missed" if missed else f"Bounds: all {len(report.bounds)} hold"
+    counts = [(_count(report, "MISSED"), "missed"), (_count(report, "not measured"), "not measured")]
+    faults = ", ".join(f"{count} of {len(report.bounds)} {what}" for count, what in counts if count)
+    title = f"Bounds: {faults or f'all {len(report.bounds)} hold'}"
     if printed:
-        verdicts = ("MISSED", "holds")
-        lines = [(each.what, each.measured, each.accepted, verdicts[each.holds]) for each in printed]
-        _print_table(title, ("what", "measured", "accepted", ""), lines)
+        lines = [(each.what, each.measured, each.accepted, each.verdict) for each in printed]
+        print_table(title, ("what", "measured", "accepted", ""), lines, number=".4g", lines=False)
     elif report.bounds:
         tell(title)
     for note in report.notes:
         tell(note)
 
 
-def _print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Cell]]) -> None:
-    """A table with four digits of every number."""
-    from rich import box
-    from rich.table import Table
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """Mean and nearest-rank percentiles, in seconds."""
 
-    table = Table(title=title, title_justify="left", box=box.SIMPLE)
-    for at, column in enumerate(columns):
-        numeric = all(isinstance(row[at], int | float | None) for row in rows)
-        table.add_column(column.replace("_", " "), justify="right" if numeric else "left", overflow="fold")
-    for row in rows:
-        table.add_row(*(f"{cell:.4g}" if isinstance(cell, float) else shown(cell) for cell in row))
-    console().print(table)
+    mean: float
+    p50: float
+    p90: float
+    p99: float
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> Spread:
+        """Of at least one value."""
+        ordered = sorted(values)
+        ranks = [ordered[max(0, math.ceil(len(ordered) * part) - 1)] for part in (0.5, 0.9, 0.99)]
+        return cls(sum(ordered) / len(ordered), *ranks)
+
+    def ms(self) -> tuple[float, float, float, float]:
+        """The same in milliseconds."""
+        return 1e3 * self.mean, 1e3 * self.p50, 1e3 * self.p90, 1e3 * self.p99
+
+
+def load_before() -> str:
+    """A note: how busy the machine was before a benchmark began."""
+    return f"load of the machine before: {os.getloadavg()[0]:.2f}"
 
 
 def append(path: Path, rows: Sequence[Mapping[str, Cell]]) -> None:

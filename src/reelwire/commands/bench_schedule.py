@@ -13,16 +13,15 @@ of client run side by side, the kinds one after the other.
 
 from __future__ import annotations
 
-import math
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from .bench_best import Best, Refill, Times
-from .bench_report import Bound, Cell, Report
+from .bench_report import Bound, Cell, Report, Spread
 
 if TYPE_CHECKING:
     from ..parts import ControlBinding
@@ -129,7 +128,7 @@ def run(plan: Plan, timelines: Path | None = None) -> Report:
     times = "/".join(f"{1000 * each:g}" for each in (plan.encode_s, plan.denoise_s, plan.decode_s))
     title = f"Schedule: stages of {times} ms, {plan.rounds} rounds of {plan.chunks} chunks after {plan.warmup}"
     unjudged = [mode for mode in REFILLS if not plan.gains(mode)]
-    notes = [*NOTES, f"{total_s:.1f} s in all; {said}"]
+    notes = [*NOTES, "; ".join(filter(None, (f"{total_s:.1f} s in all", said)))]
     if unjudged:
         notes.insert(2, f"change to frame has no bound in {', '.join(unjudged)}: these times leave little to be gained")
     return Report("schedule", title, COLUMNS, rows, bounds, notes)
@@ -219,24 +218,3 @@ def _samples(played: Iterable[Played], warmup: int) -> dict[str, list[float]]:
         found["change to frame"] += [seconds for each in one.changes_s[warmup:] for seconds in each]
         found["first chunk"].append(one.timings[0].committed_s)
     return {what: values for what, values in found.items() if values}
-
-
-@dataclass(frozen=True, slots=True)
-class Spread:
-    """Mean and nearest-rank percentiles, in seconds."""
-
-    mean: float
-    p50: float
-    p90: float
-    p99: float
-
-    @classmethod
-    def of(cls, values: Sequence[float]) -> Spread:
-        """Of at least one value."""
-        ordered = sorted(values)
-        ranks = [ordered[max(0, math.ceil(len(ordered) * part) - 1)] for part in (0.5, 0.9, 0.99)]
-        return cls(sum(ordered) / len(ordered), *ranks)
-
-    def ms(self) -> tuple[float, float, float, float]:
-        """The same in milliseconds."""
-        return 1e3 * self.mean, 1e3 * self.p50, 1e3 * self.p90, 1e3 * self.p99

@@ -25,14 +25,16 @@ COLUMNS = (
     "process",
     "chunks",
     "seconds",
-    "before_mib",
-    "after_mib",
-    "growth_mib",
+    "before_mb",
+    "after_mb",
+    "growth_mb",
     "files_before",
     "files_after",
     "threads_before",
     "threads_after",
 )
+LONG, SHORT = "one session", "sessions"
+MB = 1e6
 GROWTH_MB = 5.0
 WORKERS = {"one": ("encode", "decode"), "two": ("denoise",)}
 OPTIONS = {
@@ -70,21 +72,37 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """What the processes held at the begin and at the end of a phase."""
+    """What the processes held at the begin and at the end of a phase; None where the system doesn't say."""
 
     phase: str
     chunks: int
     seconds: float
-    before: dict[str, Usage]
-    after: dict[str, Usage]
+    before: dict[str, Usage | None]
+    after: dict[str, Usage | None]
 
     def rows(self) -> Iterator[tuple[Cell, ...]]:
         """A row for each process."""
         for process, before in self.before.items():
             after = self.after[process]
-            memory = [each.resident_bytes / 2**20 for each in (before, after)]
-            counts = (before.descriptors, after.descriptors, before.threads, after.threads)
-            yield self.phase, process, self.chunks, self.seconds, *memory, memory[1] - memory[0], *counts
+            held: tuple[Cell, ...] = (None,) * 7
+            if before is not None and after is not None:
+                growth = after.resident_bytes - before.resident_bytes
+                memory = [nbytes / MB for nbytes in (before.resident_bytes, after.resident_bytes, growth)]
+                held = (*memory, before.descriptors, after.descriptors, before.threads, after.threads)
+            yield self.phase, process, self.chunks, self.seconds, *held
+
+    def bounds(self) -> Iterator[Bound]:
+        """What no process may do in this phase; descriptors and threads are counted between sessions alone."""
+        for process, before in self.before.items():
+            after = self.after[process]
+            memory = files = threads = None
+            if before is not None and after is not None:
+                memory = (after.resident_bytes - before.resident_bytes) / MB
+                files, threads = after.descriptors - before.descriptors, after.threads - before.threads
+            yield Bound(f"{self.phase}: {process} grows by, MB", memory, GROWTH_MB)
+            if self.phase == SHORT:
+                yield Bound(f"{self.phase}: {process}, more descriptors", files, 0)
+                yield Bound(f"{self.phase}: {process}, more threads", threads, 0)
 
 
 def run(plan: Plan) -> Report:
@@ -109,10 +127,9 @@ def run(plan: Plan) -> Report:
     left = set(segment_files.abandoned()) - there
     rows = [row for span in spans for row in span.rows()]
     title = f"Soak: {plan.chunks} chunks in one session, then {plan.sessions} sessions of {plan.session_chunks}"
-    notes = [f"{time.monotonic() - began:.1f} s in all; memory is resident, in MiB"]
-    return Report(
-        "soak", title, COLUMNS, rows, [*_bounds(spans), Bound("folders of segments left", len(left), 0)], notes
-    )
+    notes = [f"{time.monotonic() - began:.1f} s in all; memory is resident, in 1,000,000 bytes"]
+    bounds = [bound for span in spans for bound in span.bounds()]
+    return Report("soak", title, COLUMNS, rows, [*bounds, Bound("folders of segments left", len(left), 0)], notes)
 
 
 def _long(running: Stack, client: Client, plan: Plan) -> Span:
@@ -121,8 +138,9 @@ def _long(running: Stack, client: Client, plan: Plan) -> Span:
         chunks = _checked(session)
         _take(chunks, plan.warmup)
         began, before = time.monotonic(), _usage(running)
-        _take(chunks, plan.chunks - plan.warmup - 1)  # the session still lives
-        span = Span("one session", plan.chunks - plan.warmup, time.monotonic() - began, before, _usage(running))
+        measured = plan.chunks - plan.warmup - 1  # the session still lives
+        _take(chunks, measured)
+        span = Span(LONG, measured, time.monotonic() - began, before, _usage(running))
         _take(chunks, 1)
     return span
 
@@ -136,7 +154,7 @@ def _short(running: Stack, client: Client, plan: Plan) -> Span:
             _hold(session)
             _take(_checked(session), plan.session_chunks)
     chunks = (plan.sessions - plan.warmup_sessions) * plan.session_chunks
-    return Span("sessions", chunks, time.monotonic() - began, before, _usage(running))
+    return Span(SHORT, chunks, time.monotonic() - began, before, _usage(running))
 
 
 def _hold(session: Session) -> None:
@@ -161,16 +179,5 @@ def _take(chunks: Iterator[int], count: int) -> None:
             raise ReelwireError("the session ended before its last chunk")
 
 
-def _usage(running: Stack) -> dict[str, Usage]:
+def _usage(running: Stack) -> dict[str, Usage | None]:
     return {name: Usage.of(pid) for name, pid in sorted(running.pids().items())}
-
-
-def _bounds(spans: list[Span]) -> Iterator[Bound]:
-    for span in spans:
-        for process, before in span.before.items():
-            after = span.after[process]
-            growth = (after.resident_bytes - before.resident_bytes) / 2**20
-            yield Bound(f"{span.phase}: {process} grows by, MiB", growth, GROWTH_MB)
-            if span.phase == "sessions":
-                yield Bound(f"{span.phase}: {process}, more descriptors", after.descriptors - before.descriptors, 0)
-                yield Bound(f"{span.phase}: {process}, more threads", after.threads - before.threads, 0)

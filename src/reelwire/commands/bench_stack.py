@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import tempfile
 import time
 from collections import deque
@@ -10,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from subprocess import Popen
 from typing import TYPE_CHECKING
 
 from ..errors import ReelwireError
@@ -107,32 +109,31 @@ class Others:
         """It begins now."""
         self._running = running
         self._began = time.monotonic()
-        self._busy_s, self._stolen_s, self._ours_s = self._now()
+        self._then = self._now()
 
     def said(self) -> str:
         """A sentence about them since the begin; empty where the system doesn't say."""
-        busy_s, stolen_s, ours_s = self._now()
-        wall_s = time.monotonic() - self._began
-        if not busy_s or not wall_s:
+        now, wall_s = self._now(), time.monotonic() - self._began
+        if now is None or self._then is None or not wall_s:
             return ""
-        others = max(0.0, (busy_s - self._busy_s) - (ours_s - self._ours_s)) / wall_s
-        stolen = (stolen_s - self._stolen_s) / wall_s
-        ours = (ours_s - self._ours_s) / wall_s
+        busy, stolen, ours = ((after - before) / wall_s for before, after in zip(self._then, now, strict=True))
+        others = max(0.0, busy - ours)
         return f"cores busy meanwhile: {ours:.2f} with this, {others:.2f} with others, {stolen:.2f} taken by the host"
 
-    def _now(self) -> tuple[float, float, float]:
+    def _now(self) -> tuple[float, float, float] | None:
         """Seconds that all cores were busy, that the host kept them, and that our processes computed."""
-        ours_s = sum(Usage.of(pid).cpu_s for pid in (os.getpid(), *self._running.pids().values()))
+        usages = [Usage.of(pid) for pid in (os.getpid(), *self._running.pids().values())]
+        ours_s = sum(usage.cpu_s for usage in usages if usage is not None)
         with suppress(OSError, ValueError, IndexError):
             ticks = [int(text) for text in Path("/proc/stat").read_text().splitlines()[0].split()[1:9]]
             user, nice, system, _idle, _wait, hard, soft, stolen = (tick / os.sysconf("SC_CLK_TCK") for tick in ticks)
             return user + nice + system + hard + soft, stolen, ours_s
-        return 0.0, 0.0, ours_s
+        return None
 
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What a process holds now; 0 where the system doesn't say.
+    """What a process holds now.
 
     Attributes:
         resident_bytes: its memory.
@@ -141,14 +142,14 @@ class Usage:
         cpu_s: seconds that it has computed since its start.
     """
 
-    resident_bytes: int = 0
-    descriptors: int = 0
-    threads: int = 0
-    cpu_s: float = 0.0
+    resident_bytes: int
+    descriptors: int
+    threads: int
+    cpu_s: float
 
     @classmethod
-    def of(cls, pid: int) -> Usage:
-        """Read from the proc filesystem."""
+    def of(cls, pid: int) -> Usage | None:
+        """Read from the proc filesystem; None where there is none, or no such process."""
         place = Path(f"/proc/{pid}")
         with suppress(OSError, ValueError, IndexError):
             status = dict(line.split(":", 1) for line in (place / "status").read_text().splitlines())
@@ -159,4 +160,34 @@ class Usage:
                 int(status["Threads"]),
                 sum(map(int, ticks)) / os.sysconf("SC_CLK_TCK"),
             )
-        return cls()
+        return None
+
+
+def cpu_s(pid: int) -> float:
+    """Seconds that a process has computed since its start.
+
+    Raises:
+        ReelwireError: the system doesn't say.
+    """
+    usage = Usage.of(pid)
+    if usage is None:
+        raise ReelwireError(
+            f"the system doesn't say what process {pid} has computed; this benchmark needs Linux's /proc"
+        )
+    return usage.cpu_s
+
+
+@contextmanager
+def helper(program: str, *arguments: str) -> Iterator[Popen[bytes]]:
+    """A process of this interpreter for the length of the block.
+
+    Args:
+        program: what it runs; it finds the arguments in ``sys.argv``, last the id of this process.
+        arguments: texts.
+    """
+    process = Popen([sys.executable, "-P", "-c", program, *arguments, str(os.getpid())])
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()

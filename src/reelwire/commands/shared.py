@@ -78,26 +78,42 @@ def tell(sentence: str) -> None:
     sys.stderr.flush()
 
 
-def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
-    """A table on standard output; columns of numbers to the right."""
+def print_table(
+    title: str,
+    columns: Sequence[str],
+    rows: Iterable[Sequence[object]],
+    *,
+    number: str = ".3f",
+    lines: bool = True,
+) -> None:
+    """A table on standard output; columns of numbers to the right.
+
+    Args:
+        title: stands over it.
+        columns: their heads.
+        rows: their cells.
+        number: how a float is printed.
+        lines: between columns and around them.
+    """
+    from rich import box
     from rich.table import Table
 
     listed = [list(row) for row in rows]
-    table = Table(title=title, title_justify="left")
+    table = Table(title=title, title_justify="left", box=box.HEAVY_HEAD if lines else box.SIMPLE)
     for at, column in enumerate(columns):
-        numeric = bool(listed) and all(isinstance(row[at], int | float) for row in listed)
+        numeric = bool(listed) and all(isinstance(row[at], int | float | None) for row in listed)
         table.add_column(column, justify="right" if numeric else "left", overflow="fold")
     for row in listed:
-        table.add_row(*(shown(cell) for cell in row))
+        table.add_row(*(shown(cell, number) for cell in row))
     console().print(table)
 
 
-def shown(cell: object) -> str:
+def shown(cell: object, number: str = ".3f") -> str:
     """A cell of a table."""
     if cell is None:
         return "-"
     if isinstance(cell, float):
-        return f"{cell:.3f}"
+        return format(cell, number)
     if isinstance(cell, list | tuple):
         return ", ".join(str(item) for item in cell)
     return str(cell)
