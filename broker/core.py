@@ -1,4 +1,4 @@
-"""The broker as one pure state machine: `BrokerCore.handle(event) -> list[Action]`.
+"""The broker as one pure state machine: `BrokerCore.handle(event) -> list[Action]`, or `take` for all but a turn's last.
 
 No socket, no clock, no thread, no randomness: time and entropy come in with the events of `events`, what is to be done
 goes out as the actions of `actions`. What a peer sends never raises; `assert` stands for our own errors only. The cost
@@ -67,9 +67,18 @@ class BrokerCore(Attaching):
         return min((at for at in times if at is not None), default=None)
 
     def handle(self, event: Event) -> list[Action]:
-        """Take one event in; what is to be done, in order."""
+        """Take one event in; what is to be done, in order, now and for those that were only taken before."""
+        self.take(event)
+        self._settle()
+        return self._desk.finish()
+
+    def take(self, event: Event) -> None:
+        """Take one event in, and leave it to the next `handle` to find out which tasks can be sent.
+
+        For all that a turn brings at once that takes much less time than each time anew.
+        """
         if self._stopped:
-            return []
+            return
         self._desk.begin(event.now)
         match event:
             case Received():
@@ -86,8 +95,7 @@ class BrokerCore(Attaching):
                 self._shut_down()
             case _:
                 assert_never(event)
-        self._settle()
-        return self._desk.finish()
+        self._put_right()
 
     def status(self) -> dict[str, Plain]:
         """Everything there is, as plain data."""
@@ -105,7 +113,7 @@ class BrokerCore(Attaching):
         desk.memory.check([session.leases for session in self.sessions.values()], self._peers.workers.values())
         assert len(self.sessions) <= self._config.sessions_max, "too many sessions"
         assert len(self._ended) <= ENDED_KEPT_MAX, "too many ended sessions"
-        assert set(desk.touched) <= set(self.sessions), "an ended session is to be looked at"
+        assert set(desk.touched) | set(desk.rekeyed) <= set(self.sessions), "an ended session is to be looked at"
         assert {name for _, name in desk.timers.all() if name} <= set(self.sessions), "a stranger's timer"
         waiting = {name for served in self._placement.served.values() for name in served.waiting}
         kept = sum(session.request_bytes for session in self.sessions.values())
@@ -221,7 +229,7 @@ class BrokerCore(Attaching):
         message = event.message
         assert isinstance(message, m.AskStatus | m.AskMetrics)
         if isinstance(message, m.AskStatus):
-            self._desk.send(peer, m.Status(message.request, self.status()))
+            self._desk.asked.append((peer, message.request))
         else:
             values = self._metrics(peer, message.session)
             self._desk.send(peer, m.Metrics(message.request, message.session, values))
@@ -339,19 +347,27 @@ class BrokerCore(Attaching):
     # --- time ----------------------------------------------------------------------------------------------------------
 
     def _turn_ended(self, *, drained: bool) -> None:
-        now = self._desk.now
+        now, desk = self._desk.now, self._desk
+        while desk.rekeyed:  # first: what else the turn leads to may take a while at the worker
+            self.sessions[desk.rekeyed.popitem()[0]].tell_keys()
         self._beat()
         if self._has_heard_enough(drained=drained):
             self._look_at_silence()
-            while (due := self._desk.timers.pop_due(now)) is not None:
+            while (due := desk.timers.pop_due(now)) is not None:
                 self._due(due)
-        while self._desk.touched:
-            name = next(iter(self._desk.touched))
-            del self._desk.touched[name]
-            self.sessions[name].handle(t.Looked())
+        self._settle()
+        while desk.touched:
+            touched, desk.touched = desk.touched, {}
+            for name in touched:
+                self.sessions[name].handle(t.Looked())
             self._settle()
-        for peer, returns in self._desk.memory.returns():
-            self._desk.send(peer, returns)
+        for peer, returns in desk.memory.returns():
+            desk.send(peer, returns)
+        if desk.asked:
+            asked, desk.asked = desk.asked, []
+            state = self.status()
+            for peer, request in asked:
+                desk.send(peer, m.Status(request, state))
 
     def _has_heard_enough(self, *, drained: bool) -> bool:
         """Whether deadlines count now.
@@ -398,20 +414,22 @@ class BrokerCore(Attaching):
     # --- after each event ----------------------------------------------------------------------------------------------
 
     def _settle(self) -> None:
-        """Do what follows, until nothing does: lost workers, ended sessions, places that became free, tasks."""
+        """Do what follows, until nothing does, and send the tasks that can be sent."""
         desk = self._desk
-        while True:
-            if desk.lost or desk.ended or desk.unfit or desk.returned or desk.freed:
-                self._settle_one()
-            elif desk.unsettled or desk.stirred:
-                desk.settle()
-            else:
-                break
+        self._put_right()
+        while desk.unsettled or desk.stirred:
+            desk.settle()
+            self._put_right()
+
+    def _put_right(self) -> None:
+        """Do what can't wait until tasks are sent: lost workers, ended sessions, places that became free."""
+        desk = self._desk
+        while desk.lost or desk.ended or desk.unfit or desk.returned or desk.freed:
+            self._put_one_right()
         if self._draining and not self.sessions:
             self._stop()
 
-    def _settle_one(self) -> None:
-        """Do the first of what comes before tasks."""
+    def _put_one_right(self) -> None:
         desk = self._desk
         if desk.lost:
             peer = next(iter(desk.lost))

@@ -45,7 +45,7 @@ class Delivering(Steering):
         super().__init__(desk, identity, owner, request, spec)
         self.ring: deque[Chunk] = deque()
         self.credit = Window(request.credit)
-        self.clock = MediaClock(spec) if request.pace == "realtime" else None
+        self.clock = MediaClock(spec, request.credit.chunks) if request.pace == "realtime" else None
         self.leases = Leases(self.flow, desk.memory)
         self._facts: dict[int, dict[str, Plain]] = {}
         self._told: tuple[State, int, Failure | None] = ("opening", 0, None)
@@ -79,7 +79,7 @@ class Delivering(Steering):
             chunk = Chunk(self.id, index, outputs, snapshot.applied, facts, timing, index == self.chunks - 1)
             owner = self.owner
             if owner is not None:
-                packed, reason = fitted(chunk, owner.limits)
+                packed, reason = fitted(chunk, owner.limits, outputs.values())
                 if reason is not None:
                     text = f"chunk {index} can't be sent to the client: {reason}"
                     self.desk.unfit[self.id] = Failure("request", text, index=index, field="frame_bytes_max")
@@ -119,10 +119,14 @@ class Delivering(Steering):
             self.leases.acknowledged()
             while self.ring and self.ring[0].index < flow.acked:
                 self.ring.popleft()
-        self._stalled_since = None
-        if self.ring:
-            self._wait_for_client()
+            self._stalled_since = None
+            if self.ring:
+                self._wait_for_client()
+        sent = flow.next_commit
         self._commit()
+        if flow.next_commit > sent:  # else a client that takes nothing could grant more and more, and never be closed
+            self._stalled_since = self.desk.now
+        self._allow_ahead()
         self._stir()
         self._all_made()
 
@@ -131,6 +135,12 @@ class Delivering(Steering):
         if event.chunks > 0:
             self.refuse("acks_beyond_the_end", event)
         self.credit.grant(event.credit)
+        self._allow_ahead()
+
+    def _allow_ahead(self) -> None:
+        """A session at the pace of its media is as far ahead of it as the client lets chunks wait, and no further."""
+        if self.clock is not None and self.clock.allow(self.credit.chunks - self.flow.acked):
+            self.flow.stages[self._steered].is_stale = True
 
     def _announce(self) -> None:
         """Tell the client its state, how far controls may go, and why it ends, when that changes; a grant never goes back."""

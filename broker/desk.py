@@ -47,6 +47,8 @@ class Desk:
         unsettled: sessions whose stages may be able to go on.
         stirred: actors that may have room.
         touched: sessions whose keys or pending control may be taken at the end of the turn.
+        rekeyed: sessions whose open reservation is to be followed by a newer register at the end of the turn.
+        asked: clients that are told of everything at the end of the turn, and the numbers of their questions.
         ended: sessions that ended in this event.
         lost: workers that must be given up, and why.
         unfit: sessions of which something doesn't fit its receiver.
@@ -69,6 +71,8 @@ class Desk:
         self.unsettled: dict[str, Making] = {}
         self.stirred: dict[Actor, None] = {}
         self.touched: dict[str, None] = {}
+        self.rekeyed: dict[str, None] = {}
+        self.asked: list[tuple[Peer, int]] = []
         self.ended: list[str] = []
         self.lost: dict[Peer, str] = {}
         self.unfit: dict[str, Failure] = {}

@@ -316,6 +316,7 @@ class Ending(Making):
         self._drop_request()
         self._drop_timers(*t.EXPIRED)
         self.desk.touched.pop(self.id, None)
+        self.desk.rekeyed.pop(self.id, None)
         self.desk.unsettled.pop(self.id, None)
         self.desk.unfit.pop(self.id, None)
         self.desk.ended.append(self.id)

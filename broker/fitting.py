@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import fields, replace
 
 from reelwire import wire
 from reelwire.messages import Artifact, FromBroker, InitializeStage, OpenSession
 from reelwire.spec import StreamSpec
+from reelwire.tensors import Shared
 
 from .config import BrokerConfig
 
@@ -22,12 +23,23 @@ def limits_of(said: Mapping[str, int], config: BrokerConfig) -> wire.Limits | No
     return None if any(value < 1 for value in known.values()) else replace(config.wire_limits(), **known)
 
 
-def fitted(message: FromBroker, limits: wire.Limits) -> tuple[wire.Packed, str | None]:
-    """A message as it is sent, and why its receiver doesn't accept it; None when it does."""
+def fitted(
+    message: FromBroker, limits: wire.Limits, artifacts: Iterable[Artifact] = ()
+) -> tuple[wire.Packed, str | None]:
+    """A message as it is sent, and why its receiver doesn't accept it; None when it does.
+
+    Tensors of its `artifacts` that are in shared memory count as if they were inside of it: whether something is too
+    large doesn't depend on where it was made.
+    """
     packed = wire.pack(message)
     header_bytes = wire.HEADER_BYTES + wire.ENTRY_BYTES + len(packed.name) + len(packed.body)
-    if packed.buffers or header_bytes > limits.header_bytes_max or header_bytes > limits.message_bytes_max:
-        return packed, limits.misfit([header_bytes, *wire.sizes_of(packed.buffers)])
+    sizes = wire.sizes_of(packed.buffers)
+    for artifact in artifacts:
+        for tensor in artifact.tensors.values():
+            if isinstance(tensor.place, Shared):
+                sizes.append(tensor.nbytes)
+    if sizes or header_bytes > limits.header_bytes_max or header_bytes > limits.message_bytes_max:
+        return packed, limits.misfit([header_bytes, *sizes])
     return packed, None
 
 

@@ -148,7 +148,7 @@ class Making(Delivering):
             reservation=self.controls.reservation() if line.is_steered and index == self.controls.unbound else None,
             shared=self.seats.shared[stage],
         )
-        packed, reason = fitted(task, actor.worker.limits)
+        packed, reason = fitted(task, actor.worker.limits, inputs.values())
         if reason is not None:
             text = f"the inputs can't be sent to worker {actor.worker.name!r}: {reason}"
             desk.unfit[self.id] = Failure("stage", text, stage, index)
@@ -255,6 +255,7 @@ class Making(Delivering):
         if line.flow.settled is None and not line.is_last:
             line.flow.settled = outputs
             line.actor.waiting.discard(self.id)
+            self.timing.withdrawn(line.flow.name, line.flow.dispatched)
             self._settled.append(line)
             self.leases.settle()
 

@@ -16,15 +16,25 @@ class MediaClock:
     Args:
         spec: says how many frames a chunk has, how many of them are played in a second, and how many chunks may wait for
             the client.
+        credit: how many the client lets wait at first.
+
+    Attributes:
+        ahead: how many chunks may wait for the client.
     """
 
-    __slots__ = ("_ahead_s", "_origin", "_spec")
+    __slots__ = ("_capacity", "_origin", "_spec", "ahead")
 
-    def __init__(self, spec: StreamSpec) -> None:
+    def __init__(self, spec: StreamSpec, credit: int) -> None:
         """Nothing is played yet."""
         self._spec = spec
         self._origin = -math.inf
-        self._ahead_s = min(spec.capacity(artifact) for artifact in spec.outputs) * spec.frames_next / spec.fps
+        self._capacity = min(spec.capacity(artifact) for artifact in spec.outputs)
+        self.ahead = min(self._capacity, credit)
+
+    def allow(self, credit: int) -> bool:
+        """So many chunks may wait for the client, as far as the outputs' edges hold them; whether that is news."""
+        before, self.ahead = self.ahead, min(self._capacity, credit)
+        return self.ahead != before
 
     def committed(self, index: int, now: float) -> None:
         """A chunk is sent, at `now` in seconds."""
@@ -37,7 +47,7 @@ class MediaClock:
 
     def begins_at(self, index: int) -> float:
         """When a chunk may be begun at the earliest, in seconds: as much before it is played as may wait for the client."""
-        return self.played_at(index) - self._ahead_s
+        return self.played_at(index) - self.ahead * self._spec.frames_next / self._spec.fps
 
     def _media_s(self, index: int) -> float:
         return self._spec.frames_in(index) / self._spec.fps

@@ -27,6 +27,10 @@ def check_request(request: OpenSession, spec: StreamSpec, image_bytes_max: int) 
         raise RequestError("key", f"has {len(request.key)} characters; accepted: 1 to {KEY_CHARACTERS_MAX}")
     if not 1 <= request.chunks <= spec.chunks_max:
         raise RequestError("chunks", f"{request.chunks} is not accepted; accepted: 1 to {spec.chunks_max}")
+    if request.credit.chunks < 0 or request.credit.nbytes < 0:
+        raise RequestError(
+            "credit", f"{request.credit.chunks} chunks, {request.credit.nbytes} bytes; accepted: 0 and more"
+        )
     for name, ref in request.tensors.items():
         if not isinstance(ref.place, Inline):
             raise RequestError(name, "is in shared memory; accepted: tensors inside of the message")

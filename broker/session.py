@@ -207,6 +207,9 @@ class Session(Ending):
     def _check_pace(self, *, made: bool) -> None:
         is_set = ("pace", self.id) in self.desk.timers
         assert is_set == (self._paced_until is not None and made), "the media clock wakes nobody"
+        if self.clock is not None and made:
+            window = min(*(edge.capacity for edge in self.flow.outputs), self.credit.chunks - self.flow.acked)
+            assert self.clock.ahead == window, "ahead of the picture by another window than the client's"
         for name, stage in self.flow.stages.items() if made else ():
             if self._lack(stage) == PACE:
                 assert self.seats is not None, "paced without a place"
@@ -220,6 +223,9 @@ class Session(Ending):
         assert not made or (self._stalled_since is not None) == (bool(self.ring) or is_withheld), "waits for nobody"
         assert not is_withheld or not self.credit.allows(self.flow.next_commit), "withheld, and there is credit"
         assert self.flow.next_commit <= self.credit.chunks, "more chunks were sent than the client takes"
+        for chunk in self.ring:
+            for one in chunk.timing.stages.values():
+                assert 0 <= one.ready_s <= one.admitted_s <= one.started_s <= one.completed_s, "a stage runs backwards"
         is_watched = ("stall", self.id) in self.desk.timers
         assert not made or self._stalled_since is None or is_watched, "waits for its client without end"
 

@@ -94,7 +94,7 @@ class Steering(ABC):
     def on_keys(self, event: SetKeys) -> None:
         """A newer register replaces the one before; what it offers is looked at when the turn ends.
 
-        A reservation that waits at its actor gets it at once, without a look at anything else.
+        A reservation that waits at its actor gets it then as well, once for all changes of the turn.
         """
         try:
             is_newer = self.controls.set_keys(event.keys, self.desk.now)
@@ -102,7 +102,7 @@ class Steering(ABC):
             self._refuse_control(None, error)
         else:
             if is_newer and self.controls.unbound is not None:
-                self._tell_actor(self.controls.unbound)
+                self.desk.rekeyed[self.id] = None
             self._touch()
 
     def on_early_control(self, event: SubmitControl) -> None:
@@ -180,11 +180,12 @@ class Steering(ABC):
 
     # --- reservations --------------------------------------------------------------------------------------------------
 
-    def _tell_actor(self, index: int) -> None:
-        """Send the register after a reservation that is at its actor already."""
+    def tell_keys(self) -> None:
+        """Send the register after the reservation that is open, if it is at its actor already."""
+        index = self.controls.unbound
+        if index is None or self.flow.stages[self._steered].dispatched <= index:
+            return  # it was bound meanwhile, or its task will carry the register
         assert self.seats is not None, "reserved without a place"
-        if self.flow.stages[self._steered].dispatched <= index:
-            return
         worker = self.seats.actor(self._steered).worker
         keys = self.controls.state
         message = SetStageKeys(self.id, self.spec.name, self._steered, self.epoch, STAGE_EPOCH, keys)

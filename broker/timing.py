@@ -81,6 +81,12 @@ class Timing:
         if chunk is not None and stage not in chunk.passes:
             chunk.passes[stage] = _Pass(now)
 
+    def withdrawn(self, stage: str, index: int) -> None:
+        """A stage that could run a chunk won't: it isn't passed there."""
+        chunk = self._chunks.get(index)
+        if chunk is not None:
+            chunk.passes.pop(stage, None)
+
     def admitted(self, stage: str, index: int, now: float) -> None:
         """A task was sent to its actor: what the stage waited for is known."""
         if (one := self._pass(stage, index)) is not None:
@@ -93,7 +99,7 @@ class Timing:
             one.started_at = now
 
     def completed(self, stage: str, index: int, run_s: float, now: float) -> None:
-        """Its result arrived; the stage had computed for `run_s` seconds."""
+        """Its result arrived; the stage had computed for `run_s` seconds, or less if that is longer than it had."""
         if (one := self._pass(stage, index)) is None:
             return
         one.completed_at = now
@@ -101,7 +107,7 @@ class Timing:
         mine.ready_to_admitted.add_with(all_.ready_to_admitted, one.admitted_at - one.ready_at)
         mine.admitted_to_started.add_with(all_.admitted_to_started, one.started_at - one.admitted_at)
         mine.started_to_completed.add_with(all_.started_to_completed, now - one.started_at)
-        mine.run.add_with(all_.run, run_s)
+        mine.run.add_with(all_.run, min(run_s, now - one.admitted_at))  # from the start on, if that was told late
 
     def of_chunk(self, index: int, now: float) -> ChunkTiming:
         """The times of a chunk that is complete `now`."""

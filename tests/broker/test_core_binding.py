@@ -74,7 +74,7 @@ def test_streaming_15_one_reservation_is_open_at_a_time(stream: Any) -> None:
 
 
 def test_streaming_15_newer_keys_replace_those_of_a_reservation_at_its_actor(stream: Any) -> None:
-    """The register goes there at once, without a turn, and the chunk is made with it; bound ones aren't told any more."""
+    """The register goes there when the turn ends, and the chunk is made with it; bound ones aren't told any more."""
     conditions(stream)
     stream.press("w")
     stream.rig.turn()
@@ -82,13 +82,48 @@ def test_streaming_15_newer_keys_replace_those_of_a_reservation_at_its_actor(str
     assert [task.index for task in denoises(stream)] == [0, 1]
     assert told(stream) == []
     stream.press("d")
+    stream.rig.turn()
     stream.release("w")
+    stream.rig.turn()
     assert [keys.held for keys in told(stream)] == [("d", "w"), ("d",)]
     message = stream.worker.last(m.SetStageKeys)
     assert (message.session, message.pipeline, message.stage) == (stream.id, "world", "denoise")
     stream.make(2)
     assert [chunk.applied.control.values["keys"] for chunk in stream.got()] == [["w"], ["d", "w"]]
     assert [chunk.applied.source for chunk in stream.got()] == ["tap", "tap"]
+
+
+def test_streaming_15_many_changes_in_a_turn_are_one_register_for_the_actor(stream: Any) -> None:
+    """Only the newest counts, so a client that types without end doesn't flood a worker that others share."""
+    conditions(stream)
+    stream.press("w")
+    stream.rig.turn()
+    stream.rig.turn()
+    for _ in range(500):
+        stream.press("d")
+        stream.release("d")
+    stream.press("a")
+    assert told(stream) == []
+    stream.rig.turn()
+    assert told(stream) == [stream.keys.state]
+    stream.rig.turn()
+    assert len(told(stream)) == 1
+
+
+def test_streaming_15_a_register_of_the_same_turn_is_not_sent_after_what_it_was_bound_to(stream: Any) -> None:
+    """The actor said in that turn that the chunk began, or the session ended: nobody waits for the keys any more."""
+    conditions(stream)
+    stream.press("w")
+    stream.rig.turn()
+    stream.rig.turn()
+    stream.press("d")
+    stream.worker.finish("denoise")
+    stream.rig.turn()
+    assert told(stream) == []
+    stream.press("s")
+    stream.client.end(stream.id, "cancel")
+    stream.rig.turn()
+    assert told(stream) == []
 
 
 def test_streaming_15_a_reservation_at_the_broker_takes_the_register_along(stream: Any) -> None:
@@ -189,7 +224,8 @@ def test_streaming_29_a_reservation_is_accepted_when_it_is_bound(kit: Any) -> No
     rig.turn()
     rig.turn()
     rig.now += 1.0
-    stream.press("d")  # reaches the actor while chunk 0 runs, so chunk 1 is the first to apply it
+    stream.press("d")
+    rig.turn()  # reaches the actor while chunk 0 runs, so chunk 1 is the first to apply it
     rig.now += 1.0
     stream.worker.finish("denoise")
     rig.now += 0.5
@@ -342,8 +378,10 @@ def test_a_register_that_its_worker_does_not_take_is_not_sent(kit: Any) -> None:
     client.say(m.SetKeys(session, KeyState(1, names[:1], 1, names[:1])))
     rig.turn()
     client.say(m.SetKeys(session, KeyState(2, names, 2, names)))
+    rig.turn()
     assert worker.heard(m.SetStageKeys) == []
     client.say(m.SetKeys(session, KeyState(3, names[:2], 3, names[:2])))
+    rig.turn()
     assert [message.keys.revision for message in worker.heard(m.SetStageKeys)] == [3]
     assert rig.counter("stage_keys_unfit") == 1
     assert not worker.heard(m.Rejected)

@@ -221,3 +221,35 @@ def test_streaming_24_a_client_that_gives_no_credit_is_closed(kit: Any) -> None:
     rig.advance(2.0)
     ended = stream.client.ended(stream.id)
     assert (ended.state, ended.failure.kind) == ("closed", "stalled")
+
+
+def test_streaming_24_credit_for_what_nobody_takes_puts_nothing_off(kit: Any) -> None:
+    """A client that grants more and more, and takes nothing, is closed like one that says nothing."""
+    rig = kit.Rig(BrokerConfig(stall_s=10))
+    stream = opened(kit, Credit(1, 1 << 30), rig)
+    stream.make(2, ack=False)
+    rig.advance(6.0)
+    stream.client.ack(stream.id, 0, Credit(2, 1 << 30))
+    assert indices(stream) == [0, 1]
+    for more in range(1, 10):
+        rig.advance(1.0)
+        stream.client.ack(stream.id, 0, Credit(2 + more, (1 << 30) + more))
+    assert stream.client.ended(stream.id) is None, "what was sent by a grant had its time from then on"
+    rig.advance(1.5)
+    ended = stream.client.ended(stream.id)
+    assert (ended.state, ended.failure.kind) == ("closed", "stalled")
+
+
+@pytest.mark.parametrize("credit", [Credit(-1, 1), Credit(1, -1)])
+def test_streaming_34_a_credit_of_less_than_nothing_is_refused(kit: Any, credit: Credit) -> None:
+    """By its field; later ones are no more than those before, so they change nothing."""
+    rig = kit.Rig()
+    rig.worker()
+    client = rig.client()
+    assert client.open(credit=credit) == ""
+    failure = client.last(m.SessionRefused).failure
+    assert (failure.kind, failure.field) == ("request", "credit")
+    session = client.open(credit=Credit(1, 1))
+    client.ack(session, -5, credit)
+    window = rig.core.sessions[session].credit
+    assert (window.chunks, window.nbytes) == (1, 1)

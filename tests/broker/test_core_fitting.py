@@ -156,3 +156,36 @@ def test_a_message_holds_a_header_and_a_frame() -> None:
     """Limits that contradict each other are refused with the name of the setting."""
     with pytest.raises(ConfigError, match="message_bytes_max: 1000 is less than a header and a frame"):
         BrokerConfig(message_bytes_max=1000)
+
+
+@pytest.mark.parametrize("maps", [True, False])
+def test_streaming_38_where_a_tensor_is_makes_no_difference(rig: Any, maps: bool) -> None:
+    """In shared memory or inside of its message: what its client doesn't accept fails its session by the same name."""
+    worker, client = rig.worker(memory=True, maps=maps), rig.client(limits={"frame_bytes_max": 8}, maps=maps)
+    rig.turn()
+    session = client.open()
+    client.submit(session, 0)
+    made = {} if maps else {"decode": tensor(9)}
+    make(worker, "encode", "denoise", "decode", **made)
+    failure = client.ended(session).failure
+    assert (failure.kind, failure.field) == ("request", "frame_bytes_max")
+    assert failure.message == "chunk 0 can't be sent to the client: frame of 9 bytes; accepted: 8"
+    assert client.chunks(session) == []
+
+
+@pytest.mark.parametrize("maps", [True, False])
+def test_streaming_38_nor_on_the_way_to_a_worker(rig: Any, maps: bool) -> None:
+    """Else a stage would fail or not by where the stage before it runs."""
+    rig.worker("producer", memory=True, stages=("encode", "denoise"))
+    rig.worker("consumer", stages=("decode",), limits={"frame_bytes_max": 8}, maps=maps)
+    producer, client = rig.peers[b"producer"], rig.client()
+    rig.turn()
+    session = client.open()
+    client.submit(session, 0)
+    make(producer, "encode")
+    assert producer.jobs["denoise"][0].shared == (("latent",) if maps else ())
+    made = {} if maps else {"denoise": tensor(9)}
+    make(producer, "denoise", **made)
+    failure = client.ended(session).failure
+    assert (failure.kind, failure.stage, failure.index) == ("stage", "decode", 0)
+    assert failure.message == "the inputs can't be sent to worker 'consumer': frame of 9 bytes; accepted: 8"

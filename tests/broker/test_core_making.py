@@ -381,12 +381,52 @@ def test_numbers_are_told_to_the_owner_only(stream: Any) -> None:
 
 
 def test_status_is_answered(stream: Any) -> None:
-    """The same plain data that the core gives, under the number of the question."""
+    """The same plain data that the core gives, under the number of the question, when the turn ends."""
     stream.client.say(m.AskStatus(9))
+    stream.rig.turn()
     status = stream.client.last(m.Status)
     assert status.request == 9
     assert status.state == stream.rig.core.status()
     assert stream.session.token not in repr(status.state)
+
+
+def test_streaming_12_a_status_is_put_together_once_a_turn(stream: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However often it is asked for: everybody who asked in the turn gets the same, in order."""
+    core, made = stream.rig.core, []
+    whole = core.status
+    monkeypatch.setattr(core, "status", lambda: made.append(1) or whole())
+    other = stream.rig.client(b"other")
+    for number in range(100):
+        stream.client.say(m.AskStatus(number))
+    other.say(m.AskStatus(7))
+    assert made == []
+    stream.rig.turn()
+    assert made == [1]
+    answers = stream.client.heard(m.Status)
+    assert [answer.request for answer in answers] == list(range(100))
+    assert all(answer.state is other.last(m.Status).state for answer in answers)
+    other.say(m.AskStatus(8))
+    other.say(m.Goodbye())
+    stream.rig.turn()
+    assert len(other.heard(m.Status)) == 1
+
+
+@pytest.mark.parametrize("run_s", [-1.0, -1e308, 1e308, 3.5])
+def test_streaming_30_a_stage_computes_no_longer_than_it_had(stream: Any, run_s: float) -> None:
+    """Whatever number a worker says, means stay numbers: nothing below 0, nothing before the task was sent."""
+    for _ in range(4):
+        task = stream.worker.jobs["encode"].popleft()
+        stream.rig.now += 2.0
+        outputs = {"condition": Artifact()}
+        at = (task.session, "encode", task.epoch, task.stage_epoch, task.index)
+        stream.worker.say(m.TaskDone(*at, outputs, {}, run_s))
+        stream.client.submit(stream.id, task.index)
+        if not stream.worker.jobs["encode"]:
+            break
+    total = stream.rig.core.status()["pipelines"]["world"]["metrics"]["stages"]["encode"]["run_s"]
+    assert total["count"] >= 2
+    assert 0.0 <= total["mean"] <= total["max"] <= 4.0
+    assert total["max"] == (0.0 if run_s < 0 else min(run_s, 4.0))
 
 
 def test_streaming_30_each_stage_says_where_its_time_went(rig: Any) -> None:
@@ -399,7 +439,8 @@ def test_streaming_30_each_stage_says_where_its_time_went(rig: Any) -> None:
     rig.now += 3.0
     worker.finish("encode")
     rig.now += 4.0
-    for _ in range(3):
+    for run_s in (0.0, 0.0, 0.01):
+        rig.now += run_s
         worker.finish("encode")
     numbers = []
     for number, session in enumerate(sessions):

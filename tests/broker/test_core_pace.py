@@ -16,7 +16,7 @@ FIRST_S, NEXT_S = 9 / 16, 12 / 16
 
 def test_streaming_20_the_clock_starts_with_the_first_chunk(kit: Any) -> None:
     """Until then nothing is held back; afterwards a chunk may begin a window before it is played."""
-    clock = MediaClock(kit.world())
+    clock = MediaClock(kit.world(), 9)
     assert clock.begins_at(5) == float("-inf")
     clock.committed(0, 100.0)
     assert [clock.played_at(index) - 100.0 for index in range(4)] == [
@@ -30,7 +30,7 @@ def test_streaming_20_the_clock_starts_with_the_first_chunk(kit: Any) -> None:
 
 def test_streaming_20_a_late_chunk_makes_all_later_ones_late(kit: Any) -> None:
     """The picture stood still meanwhile, so nothing is made faster to catch up; an early one changes nothing."""
-    clock = MediaClock(kit.world())
+    clock = MediaClock(kit.world(), 9)
     clock.committed(0, 100.0)
     clock.committed(1, 100.1)
     assert clock.played_at(2) == 100.0 + FIRST_S + NEXT_S
@@ -39,12 +39,18 @@ def test_streaming_20_a_late_chunk_makes_all_later_ones_late(kit: Any) -> None:
     assert clock.played_at(3) == 110.0 + NEXT_S
 
 
-@pytest.mark.parametrize(("capacity", "ahead"), [(1, 1), (3, 3)])
-def test_streaming_20_the_window_is_what_may_wait_for_the_client(kit: Any, capacity: int, ahead: int) -> None:
-    """As many chunks as the output's edge holds, and of several outputs the smallest."""
-    clock = MediaClock(kit.world(capacities={"frames": capacity}))
+@pytest.mark.parametrize(
+    ("capacity", "credit", "ahead"), [(1, 9, 1), (3, 9, 3), (3, 3, 3), (3, 2, 2), (2, 1, 1), (2, 0, 0)]
+)
+def test_streaming_20_the_window_is_what_may_wait_for_the_client(
+    kit: Any, capacity: int, credit: int, ahead: int
+) -> None:
+    """As many chunks as the client grants and the output's edge holds, and of several outputs the smallest."""
+    clock = MediaClock(kit.world(capacities={"frames": capacity}), credit)
     clock.committed(0, 0.0)
     assert clock.begins_at(9) == clock.played_at(9) - ahead * NEXT_S
+    assert not clock.allow(credit)
+    assert clock.allow(credit - 1) == (credit <= capacity)
 
 
 def paced(kit: Any, rig: Any = None, chunks: int = 20, **asked: Any) -> Any:
@@ -81,6 +87,48 @@ def test_streaming_20_a_fast_pipeline_keeps_step_with_the_picture(kit: Any) -> N
         played = start + (FIRST_S + (index - 1) * NEXT_S if index else 0.0)
         assert max(start, played - 2 * NEXT_S) <= at <= max(start, played - 2 * NEXT_S) + 0.06
     assert max(sent) == 15
+
+
+@pytest.mark.parametrize("window", [1, 2, 3])
+def test_streaming_20_a_small_credit_is_a_small_window(kit: Any, window: int) -> None:
+    """However much the output's edge holds, no denoise begins earlier than what the client grants lets it."""
+    rig = kit.Rig()
+    spec = kit.world(capacities={"frames": 3})
+    stream = kit.Stream(rig, 20, asked={"pace": "realtime", "credit": m.Credit(window, 1 << 30)}, spec=spec)
+    stream.press("w")
+    rig.turn()
+    start, began = rig.now, dict[int, float]()
+    while rig.now < start + 9.0:
+        while any(stream.worker.jobs[stage] for stage in ("encode", "denoise", "decode")):
+            for index in stream.queued("denoise"):
+                began.setdefault(index, rig.now - start)
+            for stage in ("encode", "denoise", "decode"):
+                if stream.worker.jobs[stage]:
+                    stream.worker.finish(stage)
+            taken = len(stream.got())
+            stream.client.ack(stream.id, taken, m.Credit(taken + window, 1 << 30))
+            rig.turn()
+        rig.advance(0.05)
+    assert max(began) >= 10
+    for index, at in began.items():
+        earliest = max(0.0, FIRST_S + (index - 1 - window) * NEXT_S)
+        assert earliest <= at <= earliest + 0.06
+
+
+def test_streaming_20_a_window_that_the_client_opens_is_used_at_once(kit: Any) -> None:
+    """What waits for the clock is looked at again when the client lets more of it wait."""
+    rig = kit.Rig()
+    stream = kit.Stream(rig, asked={"pace": "realtime", "credit": m.Credit(1, 1 << 30)})
+    stream.press("w")
+    rig.turn()
+    stream.make(1, ack=False)
+    stream.client.ack(stream.id, 1, m.Credit(1, 1 << 30))
+    rig.turn()
+    stream.worker.make("encode")
+    rig.turn()
+    assert stream.queued("denoise") == [], "no window at all: not before it is played"
+    stream.client.ack(stream.id, 1, m.Credit(2, 1 << 30))
+    assert stream.queued("denoise") == [1]
 
 
 def test_streaming_20_asap_goes_as_fast_as_it_goes(kit: Any) -> None:

@@ -248,8 +248,11 @@ def check_memory(chaos: Chaos) -> None:
 
 
 def check_pace(chaos: Chaos) -> None:
-    """No denoise of a session that keeps the pace was sent earlier than a window before its chunk is played."""
-    clocks = {name: MediaClock(chaos.spec) for name in chaos.paced}
+    """No denoise of a session that keeps the pace was sent earlier than a window before its chunk is played.
+
+    The window is an output edge here: how much less the client lets wait `Session.check` looks at.
+    """
+    clocks = {name: MediaClock(chaos.spec, chaos.kit.PLENTY.chunks) for name in chaos.paced}
     for at, message in chaos.rig.sent:
         if isinstance(message, m.Chunk) and message.session in clocks:
             clocks[message.session].committed(message.index, at)

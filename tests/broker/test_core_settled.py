@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import pytest
 
 from reelwire import messages as m
+from reelwire.controls import Keys
 from reelwire.messages import Artifact, Failure
 
 CONSTANT = {"condition": Artifact({"from": "the constant"})}
@@ -48,10 +50,55 @@ def test_streaming_08_a_settled_stage_is_not_run_again(stream: Any) -> None:
     assert encodes(stream) == [0, 1]
     assert conditions(stream) == ["the constant", f"{stream.id}/condition/1", *["the constant"] * 10]
     assert stream.client.ended(stream.id).state == "completed"
-    assert [sorted(chunk.timing.stages) for chunk in stream.got()[1:3]] == [
-        ["decode", "denoise", "encode"],
-        ["decode", "denoise"],
-    ]
+    for chunk in stream.got():
+        times, stages = chunk.timing, ["encode", "denoise", "decode"] if chunk.index < 2 else ["denoise", "decode"]
+        assert sorted(times.stages) == sorted(stages)
+        moments = [0.0]
+        for stage in stages:
+            one = times.stages[stage]
+            moments += [one.ready_s, one.admitted_s, one.started_s, one.completed_s]
+        assert moments[-1] <= times.committed_s
+        assert all(begin <= end for begin, end in pairwise(moments)), "a constant's chunk has the times of an order"
+
+
+def test_streaming_30_a_turn_that_a_constant_makes_needless_leaves_no_time(kit: Any) -> None:
+    """A chunk whose stage waited for its turn when a chunk before it turned out constant isn't timed there.
+
+    Two sessions take turns at a stage that is busy for a while; all times of all chunks are those of an order of events,
+    which is asserted of every chunk that waits for its client.
+    """
+    rig = kit.Rig()
+    worker, client = rig.worker(spec=settling(kit)), rig.client()
+    sessions = [client.open(key, chunks=30) for key in "ab"]
+    for session in sessions:
+        client.keys(session, keys := Keys(kit.world()))
+        keys.press("w")
+        client.keys(session, keys)
+    rig.turn()
+
+    def step(*stages: str, **encoded: Any) -> None:
+        for stage in stages:
+            if worker.jobs[stage]:
+                worker.finish(stage, **(encoded if stage == "encode" else {}))
+        for session in sessions:
+            client.ack(session, len(client.chunks(session)))
+        rig.advance(0.5)
+
+    for _ in range(9):
+        step("encode", "encode", "encode", "denoise", "decode")
+    for _ in range(4):
+        step("denoise", "decode")
+    turns = rig.core.sessions[sessions[0]].seats.actor("encode").waiting
+    assert any(session in turns for session in sessions), "else nothing is made needless"
+    for _ in range(60):
+        step("encode", "denoise", "decode", outputs=CONSTANT, constant=True)
+    for session in sessions:
+        chunks = client.chunks(session)
+        assert len(chunks) == 30
+        encoded = [chunk.index for chunk in chunks if "encode" in chunk.timing.stages]
+        assert encoded == list(range(len(encoded))), "and from some chunk on there is none"
+        assert len(encoded) < 12
+        assert all(chunk.timing.stages["encode"].completed_s >= 0 for chunk in chunks[: len(encoded)])
 
 
 def test_streaming_08_what_is_under_way_comes_first(stream: Any) -> None:
