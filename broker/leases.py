@@ -73,12 +73,13 @@ class Memory:
             for tensor in artifact.tensors.values():
                 if isinstance(tensor.place, Shared):
                     count += 1
-                    reason = self._objection(producer, tensor, tensor.place, count)
-                    if reason is None:
+                    reason = self._falsity(producer, tensor.place)
+                    if reason is None:  # it is lent, and goes back also when it is too much
                         use = SegmentUse(tensor.place.segment, tensor.place.generation)
                         piece = producer.lent[use.segment] = Piece(producer, use)
                         self.arrived[name] = (*self.arrived.get(name, ()), piece)
-                    elif self.objection is None:
+                        reason = self._excess(tensor, count)
+                    if reason is not None and self.objection is None:
                         self.objection = f"{name} {reason}"
 
     def handled(self) -> None:
@@ -115,11 +116,14 @@ class Memory:
             for at in range(0, len(uses), most):
                 yield producer, ReturnSegments(tuple(uses[at : at + most]))
 
-    def _objection(self, producer: Peer, tensor: TensorRef, place: Shared, count: int) -> str | None:
+    def _falsity(self, producer: Peer, place: Shared) -> str | None:
         if producer.memory is None or place.owner != producer.memory.owner:
             return "is in memory that isn't its worker's"
         if place.segment in producer.lent:
             return f"is in segment {place.segment!r}, which isn't free"
+        return None
+
+    def _excess(self, tensor: TensorRef, count: int) -> str | None:
         if tensor.nbytes > self._nbytes_max:
             return f"has a tensor of {tensor.nbytes} bytes; accepted: {self._nbytes_max}"
         if count > PIECES_MAX:

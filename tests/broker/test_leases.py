@@ -350,3 +350,31 @@ def test_an_honest_offer_is_taken() -> None:
 def test_the_reader_of_frames_is_called_as_the_flow_calls_it() -> None:
     """Stages have names, the client has none."""
     assert CLIENT == ""
+
+
+@pytest.mark.parametrize(
+    ("outputs", "reason"),
+    [
+        ({"latent": artifact("big", nbytes=1001)}, "latent has a tensor of 1001 bytes; accepted: 1000"),
+        (
+            {"latent": artifact(*[f"s{number}" for number in range(PIECES_MAX + 1)])},
+            f"latent has too many tensors in shared memory; accepted: {PIECES_MAX} of one result",
+        ),
+        ({"latent": artifact("small", "big", "other"), "more": artifact("huge", nbytes=2000)}, "more has a tensor"),
+    ],
+)
+def test_a_result_that_is_too_much_goes_back_to_its_worker(outputs: dict[str, Artifact], reason: str) -> None:
+    """All of it: the worker lent it in good faith, and would wait for it for ever."""
+    memory, worker = Memory(1000), peer(1, "one")
+    memory.arrive(worker, outputs)
+    assert memory.objection is not None
+    assert memory.objection.startswith(reason)
+    memory.handled()
+    ((producer, returned),) = memory.returns()
+    assert producer is worker
+    segments = {
+        x.place.segment for one in outputs.values() for x in one.tensors.values() if isinstance(x.place, Shared)
+    }
+    assert set(returned.segments) == {SegmentUse(segment, 1) for segment in segments}
+    assert worker.lent == {}
+    memory.check([], [worker])
