@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal
 
 import pytest
 
 from reelwire import Client
+from reelwire.broker.config import BrokerConfig
 from reelwire.errors import ConfigError
 from reelwire.settings import ClientSettings, Settings, environment_name
+from reelwire.workers.config import WorkerConfig
 
 
 @dataclass(frozen=True)
@@ -201,3 +203,14 @@ def test_what_a_client_takes_can_be_set_and_is_checked(tmp_path: Path, name: str
     assert name in inspect.signature(Client).parameters
     with pytest.raises(ConfigError, match=rf"client\.{name}.*accepted"):
         settings(tmp_path, f"[client]\n{name} = -1\n").resolve("client", ClientSettings)
+
+
+@pytest.mark.parametrize("section", [BrokerConfig, WorkerConfig, ClientSettings])
+def test_the_unit_of_a_setting_is_in_its_name(section: Any) -> None:
+    """Seconds are floats and say so, bytes are integers and say so, and no other setting does."""
+    for item in fields(section):
+        parts = item.name.split("_")
+        assert ("s" in parts) == (item.type == "float"), item.name
+        assert "bytes" not in parts or item.type == "int", item.name
+        if item.type == "int" and isinstance(item.default, int) and item.default > 1 << 14:
+            assert "bytes" in parts, item.name

@@ -62,7 +62,12 @@ SDK_PURE = {"client_events", "client_view", "client_desk", "client_streams", "cl
 ZMQ_FILES = {
     "broker": {"loop", "auth"},
     "workers": {"loop"},
-    "commands": {"bench_broker", "bench_forwarder", "bench_lean", "bench_payload"},  # they measure a bare socket beside ours
+    "commands": {
+        "bench_broker",
+        "bench_forwarder",
+        "bench_lean",
+        "bench_payload",
+    },  # they measure a bare socket beside ours
 }
 CLOCK_FILES = {
     "broker": {"loop", "metrics"},
@@ -378,11 +383,22 @@ def test_the_diagram_in_the_docs_is_printed_from_the_table() -> None:
 
 
 def test_the_readme_has_a_caption_for_every_file() -> None:
-    """Each file of the product stands in the README's tree, with a few words."""
+    """Each file of the product stands in the README's tree once, in its folder and with a few words, and no other does."""
     text = (ROOT / "README.md").read_text(encoding="utf-8")
-    shown = {line.split()[0] for line in text.split("```")[-2].splitlines() if len(line.split()) > 2}
-    files = {path.name for path, _ in product() if path.name != "__init__.py"}
-    assert not files - shown
+    shown: list[str] = []
+    folders: list[str] = []
+    for line in text.split("```")[-2].splitlines():
+        name, _, caption = line.strip().partition(" ")
+        del folders[(len(line) - len(line.lstrip())) // 2 :]
+        if name.endswith("/"):
+            folders.append(name)
+        elif name.endswith(".py") and folders:
+            assert caption.strip(), line
+            shown.append("".join((*folders, name)))
+    kept = {"src/reelwire/__init__.py", *(f"{name}/" for name in LINKED), "src/reelwire/"}
+    files = {path.relative_to(ROOT).as_posix() for path, _ in product()}
+    files = {name for name in files if not name.endswith("__init__.py") or name in kept}
+    assert sorted(name for name in shown if name.startswith(tuple(kept))) == sorted(files)
 
 
 def test_tests_have_no_init_files() -> None:

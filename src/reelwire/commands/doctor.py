@@ -18,8 +18,9 @@ def doctor(
 ) -> None:
     """Look at this machine: what can run here, what is missing, what is tight.
 
-    Ends with 1 if something doesn't work that was asked for: a package that is too old, a torch that can't be imported, a
-    broker that was named and doesn't answer.
+    Ends with 1 if something doesn't work that everybody needs or that was asked for: a package of the base that is missing,
+    any that is too old, a torch that can't be imported, fewer than 256 open files, a broker that was named and doesn't
+    answer.
     """
     from ..settings import ClientSettings
     from . import diagnosis
