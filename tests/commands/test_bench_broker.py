@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import msgpack
 import pytest
@@ -39,7 +39,7 @@ def told(peer: Peer, message: Any) -> list[Any]:
     peer.hear(packed.name, wire._unpacked(packed.body, ""))
     if not peer.out:
         return []
-    frames: list[wire.Buffer] = [msgpack.packb([wire.MAGIC, wire.PROTOCOL, 1, peer.out])]
+    frames: list[wire.Buffer] = [cast(bytes, msgpack.packb([wire.MAGIC, wire.PROTOCOL, 1, peer.out]))]
     return list(wire.decode(frames, wire.TO_BROKER, wire.Limits()).messages)
 
 

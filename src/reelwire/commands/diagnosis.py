@@ -1,7 +1,7 @@
 """What `reelwire doctor` looks at. Each look gives findings; none of them changes anything but a probe of shared memory.
 
 A finding is ``ok``, a ``note`` (something is missing that not everybody needs, or is tight), or ``bad``: then something
-that was asked for doesn't work.
+doesn't work that everybody needs or that was asked for.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ FILES_MIN, FILES_WISH = 256, 4096
 SHARED_WISH = 1 << 30
 """What one worker may take of shared memory, by default."""
 LOCKED_WISH = 64 << 20
-PROBE_BYTES = 1 << 20
+POOL_BYTES = 1 << 20
 EXTRAS = {
     "": "brokers, clients and commands",
     "worker": "workers with the built-in models",
@@ -102,9 +102,9 @@ def shared_memory(*, reap: bool) -> Iterator[Finding]:
         found = f"{root.parent}: {_size(usage.total)}, {_size(usage.free)} free"
         yield Finding("shared memory", "size", found, "note" if tight else "ok", hint)
     try:
-        pool = segments.Pool(PROBE_BYTES)
+        pool = segments.Pool(POOL_BYTES)
         try:
-            works = segments.Reader().probe(pool.owner) == pool.probe and pool.take(PROBE_BYTES // 2) is not None
+            works = segments.Reader().probe(pool.owner) == pool.probe and pool.take(POOL_BYTES // 2) is not None
         finally:
             pool.close()
         found = "can be written and mapped" if works else "can't be mapped"
