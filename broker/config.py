@@ -19,7 +19,7 @@ class BrokerConfig:
         heartbeat_s: interval of signs of life, both ways.
         missed: intervals of silence after which a peer is dead.
         busy_for_s_max: longest silence that a peer may announce, in seconds.
-        client_grace_s: how long a session outlives its client.
+        client_grace_s: how long a session outlives a client that is lost without a word; nobody resumes it in this version.
         control_idle_s: a session without a control for so long is closed.
         stall_s: a session whose client acknowledges nothing for so long is closed.
         placement_timeout_s: how long a session waits for room at the workers.

@@ -418,7 +418,7 @@ class BrokerCore(Attaching):
         desk = self._desk
         self._put_right()
         while desk.unsettled or desk.stirred:
-            desk.settle()
+            desk.send_tasks()
             self._put_right()
 
     def _put_right(self) -> None:

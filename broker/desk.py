@@ -131,7 +131,7 @@ class Desk:
         self.counters[counter] += 1
         self.log("debug", counter, **fields)
 
-    def settle(self) -> None:
+    def send_tasks(self) -> None:
         """Send every task that can be sent."""
         while self.unsettled or self.stirred:
             unsettled, self.unsettled = self.unsettled, {}

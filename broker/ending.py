@@ -104,7 +104,7 @@ class Ending(Making):
             self._give_up(Outcome("cancelled"))
 
     def on_client_lost(self, _event: t.ClientLost) -> None:
-        """Go on without the client for a while."""
+        """Go on without the client for a while, as the grace says. Nobody can take the session up again in this version."""
         self.owner = None
         self._timer("grace", self.desk.config.client_grace_s)
         self.desk.log("info", "session_detached", session=self.id)

@@ -240,10 +240,6 @@ class Flow:
         """Whether the stage's next task has its inputs and room for its outputs."""
         return self.lack(self.stages[name]) == READY
 
-    def waits_for(self, name: str) -> str:
-        """Why `is_ready` says no, as `lack` does."""
-        return self.lack(self.stages[name])
-
     def lack(self, stage: StageFlow) -> str:
         """What a stage's next task lacks: ``input:NAME``, ``edge:NAME`` or ``credit``; `READY` or `OVER` when nothing."""
         index = stage.dispatched

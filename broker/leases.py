@@ -158,14 +158,14 @@ class Leases:
         memory: all pieces.
     """
 
-    __slots__ = ("_acked", "_flow", "_held", "_memory", "_settled")
+    __slots__ = ("_acked", "_flow", "_held", "_kept", "_memory")
 
     def __init__(self, flow: Flow, memory: Memory) -> None:
         """Hold none."""
         self._flow = flow
         self._memory = memory
         self._held: dict[tuple[str, int], _Held] = {}
-        self._settled: dict[str, Pieces] = {}
+        self._kept: dict[str, Pieces] = {}
         self._acked = 0
 
     def objection(self, shared: Container[str]) -> str | None:
@@ -182,17 +182,17 @@ class Leases:
         for name, pieces in self._memory.arrived.items():
             self._put(name, index, pieces)
 
-    def settle(self) -> None:
+    def keep(self) -> None:
         """The result that is handled holds for later chunks as well: one lease more, until the session is released."""
         for name, pieces in self._memory.arrived.items():
             self._memory.lend(pieces, 1)
-            self._memory.end(self._settled.pop(name, ()))
-            self._settled[name] = pieces
+            self._memory.end(self._kept.pop(name, ()))
+            self._kept[name] = pieces
 
-    def begin_settled(self, name: str, index: int) -> None:
-        """A settled artifact goes onto its edge again."""
-        if name in self._settled:
-            self._put(name, index, self._settled[name])
+    def begin_kept(self, name: str, index: int) -> None:
+        """An artifact that is kept goes onto its edge again."""
+        if name in self._kept:
+            self._put(name, index, self._kept[name])
 
     def task_over(self, stage: str, index: int) -> None:
         """A stage's task is over: it reads its inputs no longer."""
@@ -223,11 +223,11 @@ class Leases:
                     self._end(key, reader)
 
     def clear(self) -> None:
-        """All artifacts are dropped, settled ones too."""
+        """All artifacts are dropped, those that are kept too."""
         self.drop(0)
-        for pieces in self._settled.values():
+        for pieces in self._kept.values():
             self._memory.end(pieces)
-        self._settled.clear()
+        self._kept.clear()
 
     def vacated(self, stage: str, *, lost: bool) -> None:
         """A stage gave its place back, or was lost with its worker: then nobody knows what it still reads."""
@@ -258,7 +258,7 @@ class Leases:
         for held in self._held.values():
             for piece in held.pieces:
                 counts[piece] += len(held.readers)
-        for pieces in self._settled.values():
+        for pieces in self._kept.values():
             counts.update(pieces)
         return counts
 

@@ -208,7 +208,7 @@ class Making(Delivering):
             if event.facts:
                 self._facts.setdefault(index, {}).update(event.facts)
         if event.constant and line.spec.settles:
-            self._settle(line, event.outputs)
+            self._keep_constant(line, event.outputs)
         self.timing.completed(name, index, event.run_s, desk.now)
         if line.is_last:
             self._commit()
@@ -245,9 +245,9 @@ class Making(Delivering):
             self.timing.entered(flow.condition.artifact, flow.condition.issued - 1, self.desk.now)
             self._stir()
             if flow.has_window and not flow.condition.has_room:
-                self.desk.settle()
+                self.desk.send_tasks()
 
-    def _settle(self, line: Line, outputs: Mapping[str, Artifact]) -> None:
+    def _keep_constant(self, line: Line, outputs: Mapping[str, Artifact]) -> None:
         """The outputs of all later chunks are the same: the stage needn't run again.
 
         One that makes what goes to the client runs on, because each of its chunks is committed when it is done.
@@ -257,12 +257,12 @@ class Making(Delivering):
             line.actor.waiting.discard(self.id)
             self.timing.withdrawn(line.flow.name, line.flow.dispatched)
             self._settled.append(line)
-            self.leases.settle()
+            self.leases.keep()
 
     def _reuse(self, line: Line) -> None:
         while (index := self.flow.reuse(line.flow.name)) is not None:
             for artifact in line.spec.produces:
-                self.leases.begin_settled(artifact, index)
+                self.leases.begin_kept(artifact, index)
 
     def _begins(self, event: TaskStarted) -> bool:
         """Whether a task that was sent and hadn't begun begins now."""

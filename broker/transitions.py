@@ -76,7 +76,7 @@ class WorkerLost:
 
 @dataclass(frozen=True, slots=True)
 class ClientLost:
-    """The client is gone without a word; it may come back."""
+    """The client is gone without a word. A client that comes back is another one: nothing is resumed in this version."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +86,7 @@ class ClientLeft:
 
 @dataclass(frozen=True, slots=True)
 class GraceExpired:
-    """The lost client didn't come back."""
+    """The time for which a session outlives its lost client is over."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,8 @@
 
 Words used throughout:
 
-* a *session* is one stream; its id is given by the broker, its token proves ownership;
+* a *session* is one stream; its id is given by the broker, its token will prove ownership when one
+  can be resumed, which this version has not;
 * *index* is the number of a chunk, from 0;
 * *epoch* counts the attempts at a session, *stage_epoch* those at one stage of it: what an older attempt still says
   is dropped;

@@ -146,7 +146,7 @@ def test_streaming_06_asking_for_capacity_changes_nothing(flow: Flow) -> None:
     fill(flow)
     before = snapshot(flow)
     assert [flow.has_room_for_control(), flow.has_room_for_control()] == [True, True]
-    assert [flow.refusal(0), flow.refusal(0), flow.control_limit, flow.waits_for("denoise")] == [
+    assert [flow.refusal(0), flow.refusal(0), flow.control_limit, flow.lack(flow.stages["denoise"])] == [
         None,
         None,
         2,
@@ -160,7 +160,7 @@ def test_streaming_09_the_join_is_by_index(flow: Flow) -> None:
     fill(flow)
     run(flow, "encode")
     run(flow, "encode")
-    assert flow.waits_for("denoise") == "input:control"
+    assert flow.lack(flow.stages["denoise"]) == "input:control"
     flow.submit(Artifact({"number": 0}))
     flow.submit(Artifact({"number": 1}))
     for index in range(2):
@@ -183,7 +183,7 @@ def test_streaming_10_a_producer_reserves_its_output(flow: Flow) -> None:
     assert flow.prefetch_one() is False
     flow.submit(CONTROL)
     assert flow.prefetch_one() is True
-    assert flow.waits_for("encode") == "edge:condition"
+    assert flow.lack(flow.stages["encode"]) == "edge:condition"
     flow.dispatch("denoise")
     assert not flow.is_ready("encode")
     flow.start("denoise")
@@ -214,9 +214,9 @@ def test_streaming_10_backpressure_reaches_from_the_output_to_the_control(flow: 
         if flow.has_room_for_control():
             flow.submit(CONTROL)
     assert flow.next_commit == 2
-    assert flow.waits_for("decode") == "credit"
-    assert flow.waits_for("denoise") == "edge:latent"
-    assert flow.waits_for("encode") == "edge:condition"
+    assert flow.lack(flow.stages["decode"]) == "credit"
+    assert flow.lack(flow.stages["denoise"]) == "edge:latent"
+    assert flow.lack(flow.stages["encode"]) == "edge:condition"
     assert flow.next_control_index == 6
     assert flow.refusal(6) == "no_room"
     assert flow.acknowledge(1)
@@ -294,7 +294,7 @@ def test_the_end_may_be_cut_off(flow: Flow) -> None:
     assert flow.limit == 1
     assert all(index < 1 for edge in flow.edges.values() for index in edge.held)
     flow.finish("encode", {"condition": Artifact()})
-    assert flow.waits_for("encode") == "end"
+    assert flow.lack(flow.stages["encode"]) == "end"
     assert run(flow, "denoise") == 0
     assert run(flow, "decode") == 0
     assert flow.commit() is not None

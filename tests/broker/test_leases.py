@@ -204,7 +204,7 @@ def test_streaming_08_a_settled_artifact_is_kept_until_the_session_is_released(k
     session.memory.arrive(session.worker, {"condition": artifact("a")})
     session.flow.finish("encode", {"condition": artifact("a")})
     session.leases.begin(0)
-    session.leases.settle()
+    session.leases.keep()
     session.memory.handled()
     session.run("denoise")
     session.done("denoise", latent=artifact("l"))
@@ -213,11 +213,11 @@ def test_streaming_08_a_settled_artifact_is_kept_until_the_session_is_released(k
         session.flow.submit(Artifact())
         session.run("encode")
         session.flow.finish("encode", {"condition": artifact("a")})
-        session.leases.begin_settled("condition", index)
+        session.leases.begin_kept("condition", index)
         session.check()
     session.flow.clear()
     session.leases.clear()
-    session.leases.begin_settled("condition", 3)
+    session.leases.begin_kept("condition", 3)
     assert session.returned() == [SegmentUse("l", 1), SegmentUse("a", 1)]
 
 
@@ -226,7 +226,7 @@ def test_a_stage_that_settles_twice_keeps_the_newer_artifact(kit: Any) -> None:
     session = Session(kit)
     for name in "ab":
         session.memory.arrive(session.worker, {"condition": artifact(name)})
-        session.leases.settle()
+        session.leases.keep()
         session.memory.handled()
     assert session.returned() == [SegmentUse("a", 1)]
     assert set(session.worker.lent) == {"b"}
