@@ -17,12 +17,11 @@ from dataclasses import dataclass, field
 
 from reelwire.messages import Artifact, MemoryOffer, ReturnSegments, SegmentUse
 from reelwire.spec import StreamSpec
-from reelwire.tensors import MEMORY_NAME, Shared, TensorRef
+from reelwire.tensors import MEMORY_NAME, PROBE_BYTES, Shared, TensorRef
 
 from .flow import CLIENT, Flow
 from .peers import Peer
 
-PROBE_BYTES = 16
 PIECES_MAX = 256
 """Most tensors of one result that are in shared memory."""
 USE_BYTES = 128

@@ -143,7 +143,9 @@ def before(name: str, matches: Callable[..., bool], first: Callable[[], None]) -
     return call
 
 
-@pytest.mark.parametrize("moment", ["before it is opened", "before its lock is made", "before it is locked"])
+@pytest.mark.parametrize(
+    "moment", ["before it is opened", "before its lock is made", "before it is locked", "before its lock can be found"]
+)
 def test_a_folder_that_is_being_made_is_not_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str) -> None:
     """A reaper that comes between two steps takes a folder that looks dead; its maker notices and makes another."""
     reaped: list[str] = []
@@ -152,9 +154,10 @@ def test_a_folder_that_is_being_made_is_not_lost(tmp_path: Path, monkeypatch: py
         reaped.extend(reap(tmp_path))
 
     name, matches = {
-        "before it is opened": ("open", lambda path, *_, **__: path not in (root(tmp_path), segment_files.LOCK)),
-        "before its lock is made": ("open", lambda path, *_, **__: path == segment_files.LOCK),
+        "before it is opened": ("open", lambda path, *_, **__: path not in (root(tmp_path), "new")),
+        "before its lock is made": ("open", lambda path, *_, **__: path == "new"),
         "before it is locked": ("flock", lambda *_: True),
+        "before its lock can be found": ("link", lambda *_, **__: True),
     }[moment]
     monkeypatch.setattr(fcntl if name == "flock" else os, name, before(name, matches, reaping))
     pool = Pool(1 << 20, tmp_path)
@@ -171,8 +174,8 @@ def test_a_lock_that_a_reaper_holds_makes_another_folder(tmp_path: Path, monkeyp
     held: list[int] = []
 
     def hold() -> None:
-        (path,) = root(tmp_path).glob("*/lock")
-        held.append(os.open(path, os.O_RDWR))
+        (path,) = root(tmp_path).iterdir()
+        held.append(os.open(path / "lock", os.O_RDWR | os.O_CREAT, 0o600))
         fcntl.flock(held[0], fcntl.LOCK_EX)
 
     def first(descriptor: int, _how: int) -> bool:
@@ -187,15 +190,59 @@ def test_a_lock_that_a_reaper_holds_makes_another_folder(tmp_path: Path, monkeyp
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_lock_is_not_found_before_it_is_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever looks for the dead, and has a lock for a moment, comes in no producer's way, which leaves nothing behind."""
+    flock = fcntl.flock
+
+    def with_a_look(descriptor: int, how: int) -> None:
+        looking = [os.open(path, os.O_RDONLY) for path in root(tmp_path).glob("*/lock")]
+        try:
+            for lock in looking:
+                flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            flock(descriptor, how)
+        finally:
+            for lock in looking:
+                os.close(lock)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(fcntl, "flock", with_a_look)
+        pool = Pool(1 << 20, tmp_path)
+    assert [path.name for path in root(tmp_path).iterdir()] == [pool.owner]
+    assert sorted(path.name for path in (root(tmp_path) / pool.owner).iterdir()) == ["lock", "probe"]
+    assert segment_files.abandoned(tmp_path) == []
+    pool.close()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_reaper_with_the_lock_of_another_takes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A second reaper that waited with an old lock in its hands finds a producer there, which lives."""
+    root(tmp_path).mkdir(0o700)
+    (root(tmp_path) / "abc").mkdir(0o700)
+    made: list[segment_files.OwnFolder] = []
+
+    def somebody_comes() -> None:
+        (root(tmp_path) / "abc" / "lock").unlink()
+        (root(tmp_path) / "abc").rmdir()
+        monkeypatch.setattr("secrets.token_hex", lambda _nbytes: "abc")
+        made.append(segment_files.OwnFolder(root(tmp_path)))
+
+    monkeypatch.setattr(fcntl, "flock", before("flock", lambda *_: not made, somebody_comes))
+    reap(tmp_path)
+    assert (root(tmp_path) / "abc" / "lock").exists()
+    made[0].remove()
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_producers_come_and_go_while_reapers_run(tmp_path: Path) -> None:
     """However the steps fall, nobody loses a folder that is in use, and nothing is left."""
     done = threading.Event()
 
-    def reaping() -> None:
+    def again(work: Callable[[Path], object]) -> None:
         while not done.is_set():
-            reap(tmp_path)
+            work(tmp_path)
 
-    reapers = [threading.Thread(target=reaping) for _ in range(2)]
+    works = (reap, reap, segment_files.abandoned)
+    reapers = [threading.Thread(target=again, args=(work,)) for work in works]
     for reaper in reapers:
         reaper.start()
     try:

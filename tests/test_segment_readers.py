@@ -12,7 +12,7 @@ import pytest
 from reelwire import segments
 from reelwire.parts import SegmentUse
 from reelwire.segments import MemoryLostError, Piece, Pool, Reader
-from reelwire.tensors import Shared
+from reelwire.tensors import PROBE_BYTES, Shared
 
 KB = 1 << 10
 
@@ -61,7 +61,7 @@ def test_a_reader_sees_what_was_written_and_cannot_write(pool: Pool, reader: Rea
 def test_the_probe_tells_whether_a_peer_can_read(pool: Pool, reader: Reader) -> None:
     """Who can open the folder knows its probe, which differs from producer to producer; others say nothing."""
     assert reader.probe(pool.owner) == pool.probe
-    assert len(pool.probe) == segments.PROBE_BYTES
+    assert len(pool.probe) == PROBE_BYTES
     for owner in ("0" * 16, "", ".", "..", "a/b", "A", "x" * 65, f"{pool.owner}\n"):
         assert reader.probe(owner) == b""
 
@@ -162,8 +162,7 @@ def test_mappings_are_kept_for_the_next_use_and_bounded(pool: Pool, tmp_path: Pa
         assert kept == [pieces[index].place.segment for index in (2, 0, 3)]
         assert [view[0] for view in views] == [0, 1, 2, 0, 3]
         assert reader._nbytes == 3 * 112 * KB
-        reader.forget("nobody")
-        reader.forget(pool.owner)
+        reader.close()
         assert (len(reader._mapped), reader._nbytes) == (0, 0)
     tiny = Reader(tmp_path, nbytes_max=1)
     assert [tiny.view(piece.place, 1)[0] for piece in pieces] == [0, 1, 2, 3]
@@ -179,3 +178,39 @@ def test_a_new_mapping_lets_go_of_those_without_a_name(pool: Pool, reader: Reade
     third = taken(pool, 100)
     reader.view(third.place, 100)
     assert [segment for _, segment in reader._mapped] == [second.place.segment, third.place.segment]
+
+
+@pytest.mark.parametrize("how", ["a sweep", "a probe of whoever comes next"])
+def test_a_reader_lets_go_of_a_producer_that_is_gone(
+    pool: Pool, reader: Reader, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    """A machine that is full of it has room again, although nothing new is mapped; what lives stays mapped."""
+    gone = Pool(8 << 20, tmp_path)
+    reader.view(taken(gone, 100).place, 100)
+    kept = taken(pool, 100)
+    reader.view(kept.place, 100)
+    gone.close()
+    if how == "a sweep":
+        reader.sweep()
+    else:
+        assert reader.probe(pool.owner) == pool.probe
+    assert list(reader._mapped) == [(pool.owner, kept.place.segment)]
+    assert reader._nbytes == segments.SEGMENT_BYTES_MIN
+
+    def refused(*_: object, **__: object) -> int:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "open", refused)
+        reader.sweep()
+    assert len(reader._mapped) == 1, "what couldn't be looked at is kept"
+
+
+def test_a_sweep_after_the_last_producer_keeps_nothing(reader: Reader, tmp_path: Path) -> None:
+    """The user's folder is gone with it."""
+    last = Pool(1 << 20, tmp_path)
+    reader.view(taken(last, 100).place, 100)
+    last.close()
+    assert list(tmp_path.iterdir()) == []
+    reader.sweep()
+    assert (len(reader._mapped), reader._nbytes) == (0, 0)

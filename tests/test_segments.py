@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from reelwire import segments
 from reelwire.parts import SegmentUse
 from reelwire.segments import MemoryUnavailableError, Piece, Pool, Reader
-from reelwire.tensors import TensorRef, check
+from reelwire.tensors import PROBE_BYTES, TensorRef, check
 
 MB = 1 << 20
 KB = 1 << 10
@@ -50,7 +50,7 @@ def on_disk(pool: Pool, base: Path) -> dict[str, int]:
     """Names and sizes of the pool's segments, as others find them."""
     sizes = {path.name: path.stat().st_size for path in folder(pool, base).iterdir()}
     assert sizes.pop("lock") == 0
-    assert sizes.pop("probe") == segments.PROBE_BYTES
+    assert sizes.pop("probe") == PROBE_BYTES
     return sizes
 
 
@@ -354,6 +354,32 @@ def test_any_order_of_takes_and_returns(steps: list[tuple[str, int]]) -> None:
             assert all(piece.view == content for piece, content in out.values())
         pool.close()
         assert list(base.iterdir()) == []
+
+
+def test_on_a_full_machine_idle_segments_make_way(pool: Pool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The longest idle first, and no more than is needed; what is out stays, and what can't fit is still refused."""
+    room, reserve = 3 * MB, os.posix_fallocate
+
+    def fallocate(descriptor: int, offset: int, size: int) -> None:
+        if sum(on_disk(pool, tmp_path).values()) + size > room:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        reserve(descriptor, offset, size)
+
+    monkeypatch.setattr(os, "posix_fallocate", fallocate)
+    out, *back = [taken(pool, MB // 2) for _ in range(6)]
+    assert pool.take(MB // 2) is None, "nothing is idle"
+    for piece in back:
+        pool.give_back(piece.use)
+    larger = taken(pool, MB, fill=1)
+    assert sorted(on_disk(pool, tmp_path)) == sorted(each.place.segment for each in (out, *back[2:], larger)), (
+        "the two longest idle went"
+    )
+    assert pool.take(4 * MB) is None
+    assert pool.outstanding == 2
+    assert pool.nbytes == sum(on_disk(pool, tmp_path).values())
+    again = taken(pool, MB, fill=2)
+    assert set(bytes(larger.view)) == {1}
+    assert again.place.segment != larger.place.segment
 
 
 # --- whether there is any --------------------------------------------------------------------------------------------

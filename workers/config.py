@@ -7,7 +7,6 @@ import re
 import socket
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from reelwire import checks, endpoints
 from reelwire.errors import ConfigError
@@ -40,15 +39,16 @@ class WorkerConfig:
         connect_timeout_s: how long the broker may be away before the worker gives up.
         reconnect: whether to wait for the broker when it was lost; if not, the worker ends then.
         busy_for_s: how long the worker may be silent while it imports or loads, as it announces with each heartbeat.
-        drain_s: how long the worker's sessions may take to end after the first request to stop.
+        drain_s: how long the worker's sessions may take to end after the first request to stop, and its readers to be done
+            with its shared memory; with clients that aren't done by then it leaves all the same, with exit code 0.
         stuck_s: how long a stage may take to drop the sessions of a lost broker before the process gives itself up.
         parent_pid: end at once when this parent process is gone; 0: outlive it.
         frame_bytes_max: most bytes of one frame that the broker may send.
         outbox_bytes_max: most bytes that may wait for a broker that doesn't read, before it counts as lost; those that
             ZeroMQ has yet to write count too.
         shared_memory_bytes_max: most bytes of shared memory that the worker writes for readers on its machine; 0: it
-            neither writes nor reads any, and everything travels inside of messages.
-        shared_memory_folder: where that lies, in place of the machine's own; readers must look there as well.
+            neither writes nor reads any, and everything travels inside of messages. Where it lies the environment says to
+            all processes alike, ``REELWIRE_SHARED_MEMORY``.
     """
 
     broker: str = endpoints.DEFAULT_ENDPOINT
@@ -70,7 +70,6 @@ class WorkerConfig:
     frame_bytes_max: int = 256 << 20
     outbox_bytes_max: int = 256 << 20
     shared_memory_bytes_max: int = 1 << 30
-    shared_memory_folder: Path | None = None
 
     def __post_init__(self) -> None:
         """Check each setting.
@@ -87,7 +86,6 @@ class WorkerConfig:
             )
         _check_options(self.options)
         _check_stages(self.stages)
-        _check_folder(self.shared_memory_folder)
         checks.check_truth("reconnect", self.reconnect)
         for name, (least, most) in _COUNTS.items():
             checks.check_count(name, getattr(self, name), least, most)
@@ -126,13 +124,6 @@ def _check_options(options: object) -> None:
             raise ConfigError(
                 "options", f"{key!r}: {value!r} is no pair of texts; accepted: names with texts, model=tiny"
             )
-
-
-def _check_folder(folder: object) -> None:
-    if folder is not None and not (isinstance(folder, Path) and folder.is_absolute()):
-        raise ConfigError(
-            "shared_memory_folder", f"{str(folder)!r} is not accepted; accepted: the absolute path of a folder, or none"
-        )
 
 
 def _check_stages(stages: object) -> None:

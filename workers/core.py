@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, fields, replace
+from dataclasses import asdict, replace
 from typing import Literal, assert_never
 
 from reelwire import versions, wire
@@ -42,6 +42,7 @@ from reelwire.messages import (
     WorkerHello,
 )
 from reelwire.spec import StreamSpec
+from reelwire.tensors import Shared
 
 from .actions import (
     AbandonMemory,
@@ -64,6 +65,7 @@ from .events import (
     Malformed,
     OutboxFull,
     Received,
+    Reply,
     Reported,
     ShutdownRequested,
     Started,
@@ -134,7 +136,9 @@ class WorkerCore:
         self._rejections = 0
         self._stuck_at: float | None = None
         self._drain_until: float | None = None
-        self._lent: set[tuple[str, int]] = set()  # pieces of shared memory that were sent: segment and generation
+        self._read_by_stages = {artifact for stage in spec.stages for artifact in stage.consumes}
+        # Pieces of shared memory that were sent, by segment and generation; whether a stage may read them.
+        self._lent: dict[tuple[str, int], bool] = {}
 
     @property
     def wake_at(self) -> float | None:
@@ -243,7 +247,7 @@ class WorkerCore:
         self._heartbeat_s, self._missed = message.heartbeat_s, message.missed
         self._attached_at = now
         self._silent_at = now + self._missed * self._heartbeat_s
-        actions.append(SetLimits(_limits(message.limits)))
+        actions.append(SetLimits(wire.Limits.of(message.limits)))
         actions.append(Log("info", "attached", {"name": message.name, "broker_version": message.version}))
         actions += self._beat(now)
         if not self._building:
@@ -312,7 +316,7 @@ class WorkerCore:
     def _tick(self, event: Tick) -> list[Action]:
         now = event.now
         if self._drain_until is not None and now >= self._drain_until:
-            return self._leave(1, self._unfinished())
+            return self._overdue()
         if self._stuck_at is not None and now >= self._stuck_at:
             stuck = _names([name for name, actor in self.actors.items() if actor.settling])
             return self._leave(1, f"{stuck}: still at work {self.config.stuck_s:g} s after the broker gave it up")
@@ -358,17 +362,31 @@ class WorkerCore:
             reply = replace(reply, outputs={})  # the broker waits for the end of the task, and for nothing else of it
         actions += actor.finished(report.job, reply, self._attachment)
         if wanted:
-            self._lent.update((piece.segment, piece.generation) for piece in report.pieces)
+            self._lend(report.pieces, reply)
         elif report.pieces:
             actions.append(TakeBack(report.pieces))
         if not any(each.settling for each in self.actors.values()):
             self._stuck_at = None
         return [*actions, *(self._drained() or self._check_ready())]
 
+    def _lend(self, pieces: Sequence[SegmentUse], reply: Reply) -> None:
+        """Note what a result stands in, and for whom."""
+        outputs = reply.outputs if isinstance(reply, TaskDone) else {}
+        for_clients = {
+            (tensor.place.segment, tensor.place.generation)
+            for name, artifact in outputs.items()
+            for tensor in artifact.tensors.values()
+            if name not in self._read_by_stages and isinstance(tensor.place, Shared)
+        }
+        for piece in pieces:
+            key = (piece.segment, piece.generation)
+            self._lent[key] = key not in for_clients
+
     def _take_back(self, segments: Sequence[SegmentUse]) -> list[Action]:
         """Take what was sent and nothing else: a stage may be writing to the rest."""
         ours = tuple(use for use in segments if (use.segment, use.generation) in self._lent)
-        self._lent.difference_update((use.segment, use.generation) for use in ours)
+        for use in ours:
+            del self._lent[use.segment, use.generation]
         if len(ours) < len(segments):
             self.counters["unknown_segment"] += len(segments) - len(ours)
         return [TakeBack(ours)] if ours else []
@@ -383,11 +401,22 @@ class WorkerCore:
     def _occupied(self) -> str:
         return _names([name for name, actor in self.actors.items() if actor.occupied])
 
-    def _unfinished(self) -> str:
+    def _overdue(self) -> list[Action]:
+        """The drain has taken as long as it may. Only a client that doesn't take its last chunks does no harm.
+
+        It has copied them, all but surely: a client does that when they arrive, and the broker hears of it when the
+        application asks for the next one, which may be never.
+        """
         within = f"within {self.config.drain_s:g} s"
         if occupied := self._occupied():
-            return f"{occupied}: sessions didn't end {within}"
-        return f"what was lent of the shared memory didn't come back {within}"
+            return self._leave(1, f"{occupied}: sessions didn't end {within}")
+        reason = f"what was lent of the shared memory didn't come back {within}"
+        if any(self._lent.values()):
+            return self._leave(1, reason)
+        return [
+            Log("warning", "clients_hold_memory", {"pieces": len(self._lent), "reason": reason}),
+            *self._leave(0, reason),
+        ]
 
     # --- the end -----------------------------------------------------------------------------------------------------
 
@@ -420,12 +449,6 @@ class WorkerCore:
             Log("info" if code == 0 else "error", "stopped", {"reason": reason, "exit_code": code}),
             Stop(code, reason),
         ]
-
-
-def _limits(said: Mapping[str, int]) -> wire.Limits:
-    """What a broker accepts: as it says, and what it doesn't say as by default."""
-    names = [field.name for field in fields(wire.Limits)]
-    return wire.Limits(**{name: said[name] for name in names if said.get(name, 0) > 0})
 
 
 def _names(names: Sequence[str]) -> str:

@@ -17,7 +17,7 @@ import zmq
 import reelwire
 from reelwire import wire
 from reelwire.errors import ConfigError, VersionMismatch, WireError
-from reelwire.messages import Goodbye, MemoryProbed
+from reelwire.messages import Goodbye, Heartbeat, MemoryProbed
 from reelwire.wake import Wake
 
 from .actions import AbandonMemory, Action, AnswerProbe, Connect, Log, Ready, Run, Send, SetLimits, Stop, TakeBack
@@ -56,7 +56,7 @@ def run(config: WorkerConfig, on_ready: Callable[[str], None]) -> int:
     if config.parent_pid:
         die_with_parent(config.parent_pid)
     main = threading.current_thread() is threading.main_thread()
-    with contextlib.closing(SharedMemory(config.shared_memory_bytes_max, config.shared_memory_folder)) as memory:
+    with contextlib.closing(SharedMemory(config.shared_memory_bytes_max)) as memory:
         loop = _Loop(config, on_ready, memory)
         try:
             with loop.wake.signals() if main else contextlib.nullcontext():
@@ -172,6 +172,8 @@ class _Loop:
             case Connect():
                 self._connect()
             case Send():
+                if isinstance(action.message, Heartbeat):  # as good a moment as any, and it comes again
+                    self._memory.sweep()
                 self._linger_ms = LINGER_MS if isinstance(action.message, Goodbye) else 0
                 self._outbox.put(action.attachment, wire.pack(action.message))
             case SetLimits():

@@ -6,7 +6,6 @@ Without it (switched off, or not to be had on this machine) everything travels i
 from __future__ import annotations
 
 from collections.abc import Iterable
-from pathlib import Path
 
 from reelwire.messages import MemoryOffer, SegmentUse
 from reelwire.segments import MemoryLostError, MemoryUnavailableError, Piece, Pool, Reader, reap
@@ -18,7 +17,6 @@ class SharedMemory:
 
     Args:
         nbytes_max: most bytes to write at once; 0: neither write nor read any.
-        folder: where it lies in place of the machine's shared memory.
 
     Attributes:
         offer: what the broker is told; None when nothing is written here.
@@ -26,17 +24,17 @@ class SharedMemory:
         reaped: producers that had died without removing theirs, which was done here.
     """
 
-    def __init__(self, nbytes_max: int, folder: Path | None = None) -> None:
+    def __init__(self, nbytes_max: int) -> None:
         """Remove what the dead left behind, and make a pool."""
         self._pool: Pool | None = None
-        self._reader = Reader(folder) if nbytes_max else None
+        self._reader = Reader() if nbytes_max else None
         self.offer: MemoryOffer | None = None
         self.problem = ""
-        self.reaped = reap(folder) if nbytes_max else []
+        self.reaped = reap() if nbytes_max else []
         if not nbytes_max:
             return
         try:
-            self._pool = Pool(nbytes_max, folder)
+            self._pool = Pool(nbytes_max)
         except MemoryUnavailableError as error:
             self.problem = str(error.strerror or error)
         else:
@@ -62,6 +60,11 @@ class SharedMemory:
     def probe(self, owner: str) -> bytes:
         """What stands in a producer's probe; empty when it can't be read here."""
         return b"" if self._reader is None else self._reader.probe(owner)
+
+    def sweep(self) -> None:
+        """Let go of what its producers have given up; to be called now and then."""
+        if self._reader is not None:
+            self._reader.sweep()
 
     def view(self, place: Shared, nbytes: int) -> memoryview:
         """The bytes of a tensor, read-only.

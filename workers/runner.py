@@ -33,6 +33,7 @@ from reelwire.messages import (
     TaskDone,
 )
 from reelwire.segments import MemoryLostError, Piece
+from reelwire.tensors import Shared
 
 from .actions import BuildStage, Job
 from .events import Finished, Reply
@@ -331,6 +332,11 @@ def _check_sendable(reply: Reply, limits: wire.Limits) -> None:
     Raises:
         ValueError: the message has no place on the wire, or is too large for it.
     """
+    for name, artifact in (reply.outputs if isinstance(reply, TaskDone) else {}).items():
+        for tensor_name, tensor in artifact.tensors.items():
+            if isinstance(tensor.place, Shared) and tensor.nbytes > limits.frame_bytes_max:
+                takes = f"{name}.{tensor_name} takes {tensor.nbytes} bytes; accepted: {limits.frame_bytes_max}"
+                raise ValueError(f"the result can't be sent: {takes}")
     try:
         wire.decode(wire.encode(reply, 0), wire.TO_BROKER, limits)
     except WireError as error:

@@ -22,6 +22,7 @@ from . import endpoints, messages, wire
 from .client_core import ClientCore
 from .client_door import Door
 from .client_memory import ClientMemory
+from .client_view import SessionView
 from .errors import RequestError, VersionMismatch, WireError
 from .wake import Wake
 
@@ -71,7 +72,7 @@ class Link(Door):
         self._stopped = False
         self._leaving = False
         self._goodbye = False  # is the last thing that was sent, and worth waiting for
-        self._abandoned: deque[str] = deque()
+        self._abandoned: deque[SessionView] = deque()
         self._wake = Wake()
         self._thread = threading.Thread(target=self._run, name="reelwire-client", daemon=True)
         _links.add(self)
@@ -85,7 +86,7 @@ class Link(Door):
             else:
                 self._when_ended.append(ended)
 
-    def abandon(self, session: str) -> None:
+    def abandon(self, session: SessionView) -> None:
         """Say that nobody holds the session any more; takes no lock, so that a finalizer may call it."""
         self._abandoned.append(session)
         self._wake.set()
@@ -105,6 +106,8 @@ class Link(Door):
     def _act(self, action: e.Send | e.AnswerProbe | e.Reconnect | e.Stop) -> None:
         match action:
             case e.Send(attachment=attachment, message=message):
+                if isinstance(message, messages.Heartbeat):  # as good a moment as any, and it comes again
+                    self._memory.sweep()
                 self._goodbye = isinstance(message, messages.Goodbye)
                 self._put(attachment, wire.pack(message))
             case e.AnswerProbe(attachment=attachment, owner=owner):
@@ -205,9 +208,9 @@ class Link(Door):
             elif drained:
                 self.feed(e.Tick)
 
-    def _forget(self, session: str) -> None:
-        if session in self.core.sessions:
-            self.feed(lambda now: e.Forget(now, session))
+    def _forget(self, session: SessionView) -> None:
+        if self.core.sessions.get(session.id) is session:  # and not another broker's of the same name
+            self.feed(lambda now: e.Forget(now, session.id))
 
     def _flush(self, dealer: zmq.Socket[bytes]) -> bool:
         """Send what waits; whether everything went out."""

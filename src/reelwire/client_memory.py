@@ -31,6 +31,11 @@ class ClientMemory:
         """What stands in a worker's probe; empty when it can't be read here."""
         return b"" if self._reader is None else self._reader.probe(owner)
 
+    def sweep(self) -> None:
+        """Let go of what its workers have given up; to be called now and then."""
+        if self._reader is not None:
+            self._reader.sweep()
+
     def with_bytes(self, chunk: Chunk) -> Chunk | Failure:
         """The chunk with all its bytes in this process, or why they can't be had."""
         artifacts = (*chunk.outputs.values(), chunk.applied.control)

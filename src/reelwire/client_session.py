@@ -78,7 +78,7 @@ class SessionShell:
         self._link = link
         self._view = view
         self._keys = Keys(self.spec)
-        self._finalizer = weakref.finalize(self, link.abandon, view.id)
+        self._finalizer = weakref.finalize(self, link.abandon, view)
         self._finalizer.atexit = False
 
     @property
@@ -172,7 +172,8 @@ class Session(SessionShell):
 
     Attributes:
         id: the broker's name for it.
-        token: proves ownership; keep it secret.
+        token: proves ownership, for a session that comes back after a disconnect, which this version doesn't have; keep
+            it secret.
         chunks: how many chunks it has at most.
         spec: the pipeline.
         parameters: what was asked for, with the pipeline's defaults.

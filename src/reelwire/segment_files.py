@@ -23,6 +23,7 @@ VARIABLE = "REELWIRE_SHARED_MEMORY"
 """Names the folder to use in place of `/dev/shm`."""
 
 LOCK, PROBE = "lock", "probe"
+_NEW_LOCK = "new"
 _TRIES_MAX = 100
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK  # a pipe in a file's place must not make us wait
@@ -84,6 +85,8 @@ def _reaped(owner: str, root: int) -> bool:
         lock = os.open(LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=folder)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if not os.path.samestat(os.fstat(lock), os.stat(LOCK, dir_fd=folder)):  # another's, who was here before
+                return False
             for name in sorted(os.listdir(folder), key=lambda name: name == LOCK):  # noqa: PTH208
                 unlink(name, folder)
             os.rmdir(owner, dir_fd=root)
@@ -122,23 +125,29 @@ class OwnFolder:
             self._descriptors.append(_open_folder(path))
             os.mkdir(owner, 0o700, dir_fd=self._root)
             self._descriptors.append(_open_folder(owner, self._root))
-            self._descriptors.append(os.open(LOCK, _NEW, 0o600, dir_fd=self._folder))
+            self._descriptors.append(os.open(_NEW_LOCK, _NEW, 0o600, dir_fd=self._folder))
             fcntl.flock(self._descriptors[-1], fcntl.LOCK_EX | fcntl.LOCK_NB)
-            os.stat(LOCK, dir_fd=self._folder)  # a reaper may have locked and unlinked it in between
-        except (FileExistsError, FileNotFoundError, BlockingIOError):
-            self.leave()
+            # Only now can it be found, so that nobody who looks for the dead ever holds it for a moment.
+            os.link(_NEW_LOCK, LOCK, src_dir_fd=self._folder, dst_dir_fd=self._folder)
+            unlink(_NEW_LOCK, self._folder)
+        except (FileExistsError, FileNotFoundError):
+            self._give_up()
             if not path.parent.is_dir():
                 raise
             return False
         except OSError:
-            if len(self._descriptors) > 1:
-                unlink(LOCK, self._folder)
-            if self._descriptors:
-                with contextlib.suppress(OSError):
-                    os.rmdir(owner, dir_fd=self._root)
-            self.leave()
+            self._give_up()
             raise
         return True
+
+    def _give_up(self) -> None:
+        """Remove what was made so far, but nothing of a reaper's."""
+        if len(self._descriptors) > 1:
+            unlink(_NEW_LOCK, self._folder)
+        if self._descriptors:
+            with contextlib.suppress(OSError):
+                os.rmdir(self.owner, dir_fd=self._root)
+        self.leave()
 
     @property
     def _root(self) -> int:

@@ -29,9 +29,8 @@ from pathlib import Path
 from .parts import SegmentUse
 from .segment_files import PROBE, OwnFolder, exists, folder_of_user, mapping, opened, opened_file
 from .segment_files import reap as reap
-from .tensors import MEMORY_NAME, Shared
+from .tensors import MEMORY_NAME, PROBE_BYTES, Shared
 
-PROBE_BYTES = 16
 SEGMENT_BYTES_MIN = 64 << 10
 SEGMENTS_MAX = 256
 """Segments of one pool, and mappings of one reader: each may cost a file descriptor."""
@@ -143,6 +142,8 @@ class Pool:
                 return None
         if segment is None:
             segment = self._made(size)  # takes milliseconds, in which others may give back
+        if segment is None and self._make_way(size):
+            segment = self._made(size)
         if segment is None:
             return None
         place = Shared(self.owner, segment.name, segment.generation)
@@ -236,6 +237,16 @@ class Pool:
             segment = self._segments[name] = _Segment(name, size, memory, generation=1, is_out=True)
             return segment
 
+    def _make_way(self, size: int) -> bool:
+        """The machine is full: unlink what has been idle longest, for so many bytes; whether another try is worth it."""
+        with self._mutex:
+            freed = 0
+            while self._idle and freed < size:
+                segment = next(iter(self._idle.values()))
+                freed += segment.size
+                self._drop(segment)
+            return bool(freed) and self._reserve(size)
+
     def _disown(self) -> None:
         """In a forked child: leave everything to the parent, also the lock, which ends with its last descriptor."""
         self._mutex = threading.Lock()  # a thread that isn't here may have held it
@@ -271,7 +282,8 @@ class Reader:
         self._nbytes = 0
 
     def probe(self, owner: str) -> bytes:
-        """What stands in a producer's probe; empty when it can't be read here."""
+        """What stands in a producer's probe; empty when it can't be read here. Lets go of what `sweep` does, too."""
+        self.sweep()  # a newcomer needs the room that the one before it had
         try:
             with self._opened(owner) as (_, folder), opened_file(PROBE, folder) as (descriptor, _):
                 return os.read(descriptor, PROBE_BYTES)
@@ -297,17 +309,26 @@ class Reader:
             raise MemoryLostError(errno.EINVAL, sentence)
         return view[place.offset : end]
 
-    def forget(self, owner: str) -> None:
-        """Keep no mapping of this producer."""
+    def sweep(self) -> None:
+        """Keep no mapping of a segment that has no name any more: it would keep the memory of a producer that is gone.
+
+        To be called now and then: a producer that finds the machine full hands nothing over that would be mapped.
+        """
         with self._mutex:
-            for key in [key for key in self._mapped if key[0] == owner]:
-                self._drop(key)
+            if not self._mapped:
+                return
+            try:
+                with opened(self._root) as root:
+                    self._drop_unlinked(root)
+            except FileNotFoundError:  # the last producer took the folder with it
+                self._drop_all()
+            except OSError:  # no descriptor is left, say: what is mapped now can still be read
+                return
 
     def close(self) -> None:
         """Keep no mapping at all."""
         with self._mutex:
-            self._mapped.clear()
-            self._nbytes = 0
+            self._drop_all()
 
     @contextlib.contextmanager
     def _opened(self, owner: str) -> Iterator[tuple[int, int]]:
@@ -345,6 +366,10 @@ class Reader:
     def _trim(self) -> None:
         while len(self._mapped) > 1 and (self._nbytes > self._nbytes_max or len(self._mapped) > self._mappings_max):
             self._drop(next(iter(self._mapped)))
+
+    def _drop_all(self) -> None:
+        self._mapped.clear()
+        self._nbytes = 0
 
     def _drop(self, key: tuple[str, str]) -> None:
         # Not closed but let go: the mapping ends with the last view of it.

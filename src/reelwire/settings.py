@@ -28,10 +28,7 @@ SECTIONS = ("client", "broker", "worker")
 TOPOLOGY = "workers"
 """Name of the list of tables that says which workers `reelwire up` starts."""
 
-ENVIRONMENT_NAMES = {
-    ("client", "endpoint"): "REELWIRE_BROKER",
-    ("worker", "shared_memory_folder"): "REELWIRE_SHARED_MEMORY",
-}
+ENVIRONMENT_NAMES = {("client", "endpoint"): "REELWIRE_BROKER"}
 """Settings whose variable has a name of its own."""
 
 

@@ -31,6 +31,8 @@ ITEM_BYTES = {
 DIMENSIONS_MAX = 8
 MEMORY_NAME = re.compile(r"[a-z0-9-]{1,64}")
 """What folders and segments of shared memory may be called."""
+PROBE_BYTES = 16
+"""What stands in the probe of an owner of shared memory: so many random bytes."""
 
 assert sys.byteorder == "little", "the wire format is little-endian"
 

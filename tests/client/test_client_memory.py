@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -175,6 +176,23 @@ def test_chunks_in_shared_memory_stay_valid_for_ever(stand_in: StandIn, pool: Po
             pool.give_back(use)
     assert [int(chunk.frames.max()) for chunk in chunks] == [0, 1, 2]
     assert not any(chunk.frames.flags.writeable for chunk in chunks)
+
+
+def test_memory_of_a_worker_that_is_gone_is_let_go(stand_in: StandIn, pool: Pool) -> None:
+    """Within a heartbeat, although no chunk comes any more that would be mapped."""
+    stand_in.heartbeat_s = 0.05
+    with Client(stand_in.endpoint) as client:
+        session = client.open_session("toy", chunks=3)
+        stand_in.say(made(lent(pool, FRAMES)[0]))
+        assert session.next_chunk(LIMIT_S) is not None
+        reader = client._link._memory._reader
+        assert reader is not None
+        assert len(reader._mapped) == 1
+        pool.close()
+        until = time.monotonic() + LIMIT_S
+        while reader._mapped and time.monotonic() < until:
+            client.status()
+        assert not reader._mapped
 
 
 def test_a_worker_that_died_with_a_chunk_fails_the_session(stand_in: StandIn, pool: Pool) -> None:

@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 
 from reelwire import Chunk, Client, Control, Session, SessionFailed
-from reelwire.segments import PROBE_BYTES, SEGMENTS_MAX, reap
+from reelwire.segments import SEGMENTS_MAX, reap
+from reelwire.tensors import PROBE_BYTES
 
 LIMIT_S = 60.0
 WIDE = "side=320"  # 100 KiB between the stages, above 1 MB of frames

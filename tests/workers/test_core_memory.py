@@ -20,7 +20,8 @@ from reelwire.messages import (
     TaskDone,
     WorkerHello,
 )
-from reelwire.workers.actions import AbandonMemory, AnswerProbe, TakeBack
+from reelwire.tensors import Shared, TensorRef
+from reelwire.workers.actions import AbandonMemory, AnswerProbe, Log, TakeBack
 from reelwire.workers.events import Finished, OutboxFull, Reported, ShutdownRequested
 
 ONE, TWO = SegmentUse("s1", 1), SegmentUse("s2", 4)
@@ -156,6 +157,48 @@ def test_streaming_37_memory_that_never_comes_back_does_not_keep_a_worker(rig: A
     worker.hear(toy.release())
     worker.finish("draw")
     worker.do(ShutdownRequested(worker.now))
+    worker.tick(2.0)
+    assert worker.stopped.exit_code == 1
+    assert worker.sent[-1] == Goodbye("what was lent of the shared memory didn't come back within 2 s")
+
+
+def lend(worker: Any, toy: Any, stage: str, artifact: str, *uses: SegmentUse) -> None:
+    """A stage's result, which stands in these pieces, is sent."""
+    worker.hear(toy.task(0, stage=stage))
+    job = worker.jobs.pop(stage)
+    refs = {use.segment: TensorRef("uint8", (1,), Shared("abc", use.segment, use.generation)) for use in uses}
+    done = TaskDone("s", stage, 1, 1, 0, {artifact: Artifact({}, refs)}, {}, 0.1, job.applied)
+    worker.do(Reported(worker.now, Finished(stage, job, done, "", uses)))
+
+
+def drain(worker: Any, toy: Any) -> None:
+    """The session is over, and the worker is asked to stop."""
+    for stage in ("draw", "show"):
+        worker.hear(toy.release(stage=stage))
+        worker.finish(stage)
+    worker.do(ShutdownRequested(worker.now))
+    assert not worker.stopped
+
+
+def test_streaming_37_a_client_that_takes_no_further_chunk_does_not_fail_a_drain(rig: Any, toy: Any) -> None:
+    """It has copied its frames long ago: when the limit is over the worker leaves with a warning, and exit code 0."""
+    worker = rig(drain_s=2.0).ready().live().live(stage="show")
+    lend(worker, toy, "show", "frames", ONE, TWO)
+    drain(worker, toy)
+    worker.hear(ReturnSegments((TWO,)))
+    assert not worker.stopped
+    actions = worker.tick(2.0)
+    assert worker.stopped.exit_code == 0
+    (warning,) = [action for action in actions if isinstance(action, Log) and action.level == "warning"]
+    assert (warning.event, warning.fields["pieces"]) == ("clients_hold_memory", 1)
+
+
+def test_streaming_37_a_stage_that_may_still_read_fails_a_drain(rig: Any, toy: Any) -> None:
+    """Its session is lost with the memory, whatever clients hold besides."""
+    worker = rig(drain_s=2.0).ready().live().live(stage="show")
+    lend(worker, toy, "show", "frames", ONE)
+    lend(worker, toy, "draw", "picture", TWO)
+    drain(worker, toy)
     worker.tick(2.0)
     assert worker.stopped.exit_code == 1
     assert worker.sent[-1] == Goodbye("what was lent of the shared memory didn't come back within 2 s")

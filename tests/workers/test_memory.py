@@ -13,9 +13,15 @@ from reelwire.tensors import Shared
 from reelwire.workers.memory import SharedMemory
 
 
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Shared memory lies where the test looks."""
+    monkeypatch.setenv("REELWIRE_SHARED_MEMORY", str(tmp_path))
+
+
 def test_what_is_written_can_be_read_and_is_gone_in_the_end(tmp_path: Path) -> None:
     """By the process itself as by others; the offer says how others find it."""
-    memory = SharedMemory(1 << 20, tmp_path)
+    memory = SharedMemory(1 << 20)
     assert memory.offer is not None
     assert memory.probe(memory.offer.owner) == memory.offer.probe
     piece = memory.take(70_000)
@@ -34,7 +40,7 @@ def test_what_is_written_can_be_read_and_is_gone_in_the_end(tmp_path: Path) -> N
 
 def test_what_was_abandoned_is_neither_read_nor_written_again(tmp_path: Path) -> None:
     """Whoever has it mapped may read on."""
-    memory = SharedMemory(1 << 20, tmp_path)
+    memory = SharedMemory(1 << 20)
     piece = memory.take(70_000)
     assert piece is not None
     piece.view[:3] = b"abc"
@@ -53,7 +59,7 @@ def test_what_was_abandoned_is_neither_read_nor_written_again(tmp_path: Path) ->
 def test_memory_that_is_switched_off_is_neither_written_nor_read(tmp_path: Path) -> None:
     """Nothing is offered, no probe is answered, and no folder is made."""
     other = Pool(1 << 20, tmp_path)
-    memory = SharedMemory(0, tmp_path)
+    memory = SharedMemory(0)
     assert (memory.offer, memory.problem, memory.take(1), memory.probe(other.owner)) == (None, "", None, b"")
     with pytest.raises(MemoryLostError, match="read no shared memory"):
         memory.view(Shared(other.owner, "s1", 1), 1)
@@ -64,9 +70,12 @@ def test_memory_that_is_switched_off_is_neither_written_nor_read(tmp_path: Path)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_where_there_is_no_memory_everything_travels_in_messages(tmp_path: Path) -> None:
+def test_where_there_is_no_memory_everything_travels_in_messages(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The reason is kept for the log."""
-    memory = SharedMemory(1 << 20, tmp_path / "nothing" / "here")
+    monkeypatch.setenv("REELWIRE_SHARED_MEMORY", str(tmp_path / "nothing" / "here"))
+    memory = SharedMemory(1 << 20)
     assert memory.offer is None
     assert "nothing/here" in memory.problem
     assert memory.take(100_000) is None
@@ -80,9 +89,26 @@ def test_what_the_dead_left_is_removed_at_the_start(tmp_path: Path) -> None:
     left.mkdir(mode=0o700)
     (left / "lock").touch(0o600)
     (left / "s1").touch(0o600)
-    memory = SharedMemory(1 << 20, tmp_path)
+    memory = SharedMemory(1 << 20)
     assert memory.reaped == ["dead"]
     assert not left.exists()
     assert memory.probe(alive.owner) == alive.probe
     memory.close()
     alive.close()
+
+
+def test_a_sweep_lets_go_of_what_has_no_name_any_more(tmp_path: Path) -> None:
+    """What a producer unlinked isn't kept by those who have read it; what it still uses is."""
+    other, memory = Pool(1 << 20, tmp_path), SharedMemory(1 << 20)
+    pieces = [other.take(70_000), other.take(70_000)]
+    for piece in pieces:
+        assert piece is not None
+        memory.view(piece.place, 3)
+    assert pieces[0] is not None
+    other.give_back(SegmentUse(pieces[0].place.segment, 1, broken=True))
+    memory.sweep()
+    assert memory._reader is not None
+    assert [segment for _, segment in memory._reader._mapped] == ["s2"]
+    other.close()
+    memory.close()
+    SharedMemory(0).sweep()

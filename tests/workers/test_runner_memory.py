@@ -36,12 +36,19 @@ SKETCH = np.arange(80_000).astype(np.uint8)
 
 
 @pytest.fixture
-def memory(tmp_path: Path) -> Iterator[SharedMemory]:
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where it lies."""
+    monkeypatch.setenv("REELWIRE_SHARED_MEMORY", str(tmp_path))
+    return tmp_path
+
+
+@pytest.fixture
+def memory(folder: Path) -> Iterator[SharedMemory]:
     """Shared memory of which nothing is left in the end."""
-    made = SharedMemory(1 << 20, tmp_path)
+    made = SharedMemory(1 << 20)
     yield made
     made.close()
-    assert list(tmp_path.iterdir()) == []
+    assert list(folder.iterdir()) == []
 
 
 def out(memory: SharedMemory) -> int:
@@ -116,9 +123,9 @@ def test_a_result_has_the_same_bytes_either_way(threads: Any, memory: SharedMemo
     assert all(np.array_equal(each, PIXELS) and not each.flags.writeable for each in kept)
 
 
-def test_a_full_pool_is_no_failure(threads: Any, tmp_path: Path) -> None:
+def test_a_full_pool_is_no_failure(threads: Any, folder: Path) -> None:
     """What doesn't fit travels with the message."""
-    memory = SharedMemory(300_000, tmp_path)
+    memory = SharedMemory(300_000)
     begin(threads, pipeline(draw), memory)
     report = threads.do(task(0, "picture", "sketch"))
     assert isinstance(report.reply.outputs["picture"].tensors["pixels"].place, Shared)
@@ -157,14 +164,21 @@ def test_a_stage_that_fails_after_it_took_memory_gives_it_back(
     memory.take_back(threads.do(task(1, "picture")).pieces)
 
 
-def test_limits_of_a_message_do_not_count_what_is_shared(threads: Any, memory: SharedMemory) -> None:
-    """A tensor above the largest frame goes through shared memory, and only there."""
+def test_the_largest_tensor_is_the_same_either_way(threads: Any, memory: SharedMemory) -> None:
+    """What the broker wouldn't take fails here, by name, and its memory is free; a message's sum counts no shared one."""
     begin(threads, pipeline(draw), memory)
-    threads.threads["draw"].limits = wire.Limits(frame_bytes_max=SKETCH.nbytes, message_bytes_max=100_000)
-    assert isinstance(threads.do(task(0, "picture")).reply, TaskDone)
-    reply = threads.do(task(1)).reply
-    assert isinstance(reply, StageFailed)
-    assert "200000 bytes; accepted: 80000" in reply.failure.message
+    threads.threads["draw"].limits = wire.Limits(frame_bytes_max=PIXELS.nbytes, message_bytes_max=100_000)
+    report = threads.do(task(0, "picture"))
+    assert isinstance(report.reply, TaskDone)
+    memory.take_back(report.pieces)
+    threads.threads["draw"].limits = wire.Limits(frame_bytes_max=PIXELS.nbytes - 1)
+    for index, shared in enumerate([("picture",), ()], start=1):
+        report = threads.do(task(index, *shared))
+        assert isinstance(report.reply, StageFailed)
+        assert "200000 bytes; accepted: 199999" in report.reply.failure.message
+        assert ("picture.pixels takes" in report.reply.failure.message) == bool(shared)
+        assert report.pieces == ()
+        assert out(memory) == 0
 
 
 def test_an_input_whose_producer_is_lost_is_named(threads: Any, memory: SharedMemory, tmp_path: Path) -> None:

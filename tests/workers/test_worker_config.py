@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -55,8 +54,6 @@ def test_the_defaults_are_accepted() -> None:
         ("outbox_bytes_max", 10),
         ("shared_memory_bytes_max", -1),
         ("shared_memory_bytes_max", 2**63 - 1),
-        ("shared_memory_folder", "/dev/shm"),
-        ("shared_memory_folder", Path("shm")),
         ("connect_timeout_s", 0),
         ("connect_timeout_s", float("inf")),
         ("busy_for_s", float("nan")),
@@ -93,7 +90,6 @@ def test_a_wrong_setting_is_named_with_what_is_accepted(field: str, value: Any) 
         ("mailbox", 0),
         ("threads", 0),
         ("shared_memory_bytes_max", 0),
-        ("shared_memory_folder", Path("/run/shm")),
         ("stages", ("draw", "show")),
         ("options", {"model": "tiny", "note": ""}),
     ],
@@ -103,12 +99,9 @@ def test_what_is_accepted(field: str, value: Any) -> None:
     assert getattr(WorkerConfig(**{field: value}), field) == value
 
 
-def test_where_shared_memory_lies_is_said_to_all_processes_by_one_variable() -> None:
-    """Clients and the command that cleans up read it too; a file can move that of a worker alone."""
+def test_where_shared_memory_lies_is_no_setting_of_a_worker() -> None:
+    """One variable says it to all processes alike, or some would look where nobody writes and reap what isn't there."""
     resolved = Settings({}, "", {"REELWIRE_SHARED_MEMORY": "/run/shm"}).resolve("worker", WorkerConfig)
-    assert resolved.value.shared_memory_folder == Path("/run/shm")
-    assert str(resolved.origins["shared_memory_folder"]) == "REELWIRE_SHARED_MEMORY"
-    tables = {"worker": {"shared_memory_folder": "/mnt/shm"}}
-    assert Settings(tables, "a.toml", {}).resolve("worker", WorkerConfig).value.shared_memory_folder == Path("/mnt/shm")
-    with pytest.raises(ConfigError, match=r"shared_memory_folder.*REELWIRE_SHARED_MEMORY"):
-        Settings({}, "", {"REELWIRE_SHARED_MEMORY": "shm"}).resolve("worker", WorkerConfig)
+    assert not [name for name in resolved.origins if "folder" in name]
+    with pytest.raises(ConfigError, match="shared_memory_folder"):
+        Settings({"worker": {"shared_memory_folder": "/mnt/shm"}}, "a.toml", {}).resolve("worker", WorkerConfig)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -30,18 +31,20 @@ from reelwire.messages import (
     TaskDone,
     TaskStarted,
 )
-from reelwire.segments import Reader
+from reelwire.segments import Pool, Reader
 from reelwire.tensors import Inline, Shared, TensorRef, to_array
 from reelwire.workers.values import from_artifact
 
+LIMIT_S = 30.0
 WIDTH = 32_768
 WIDE = ("--option", f"width={WIDTH}")
 
 
 @pytest.fixture
-def folder(shared_memory: Path) -> Iterator[Path]:
-    """Where the workers of a test write; nothing is left there in the end."""
+def folder(shared_memory: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Where all processes of a test write; nothing is left there in the end."""
     with tempfile.TemporaryDirectory(dir=shared_memory) as made:
+        monkeypatch.setenv("REELWIRE_SHARED_MEMORY", made)
         yield Path(made)
         assert list(Path(made).iterdir()) == []
 
@@ -96,8 +99,8 @@ def test_a_chunk_passes_two_processes_through_shared_memory(
     broker: Any, another_broker: Any, start: Callable[..., Any], folder: Path, reader: Reader
 ) -> None:
     """Written by one, mapped by the other and by the client; the messages hold references, the frames are the same."""
-    drawing = start(broker.endpoint, *WIDE, "--stages", "draw", shared_memory_folder=folder)
-    showing = start(another_broker.endpoint, *WIDE, "--stages", "show", shared_memory_folder=folder)
+    drawing = start(broker.endpoint, *WIDE, "--stages", "draw")
+    showing = start(another_broker.endpoint, *WIDE, "--stages", "show")
     hellos = live(broker), live(another_broker, "show")
     assert hellos[0].memory.owner != hellos[1].memory.owner
     for offer in (hellos[0].memory, hellos[1].memory):
@@ -134,7 +137,7 @@ def test_streaming_37_a_worker_that_is_asked_to_stop_waits_for_its_readers(
     broker: Any, start: Callable[..., Any], folder: Path, reader: Reader
 ) -> None:
     """Its sessions are gone, but somebody has yet to map what it made; then it leaves, and nothing is left of it."""
-    worker = start(broker.endpoint, *WIDE, "--stages", "draw", shared_memory_folder=folder)
+    worker = start(broker.endpoint, *WIDE, "--stages", "draw")
     hello = live(broker, heartbeat_s=0.2)
     pixels = done(broker, draw(0, "w")).outputs["picture"].tensors["pixels"]
     broker.say(ReleaseStage("s", "toy", "draw", 1, 1))
@@ -157,7 +160,7 @@ def test_memory_that_went_over_a_lost_attachment_is_never_written_again(
     broker: Any, start: Callable[..., Any], folder: Path, reader: Reader
 ) -> None:
     """It has no name any more, who has it mapped reads on, and the next attachment gets other segments."""
-    worker = start(broker.endpoint, *WIDE, "--stages", "draw", shared_memory_folder=folder)
+    worker = start(broker.endpoint, *WIDE, "--stages", "draw")
     hello = live(broker)
     before = done(broker, draw(0, "w")).outputs["picture"].tensors["pixels"]
     assert isinstance(before.place, Shared)
@@ -180,13 +183,13 @@ def test_a_lost_producer_fails_the_task_that_would_read(
     broker: Any, another_broker: Any, start: Callable[..., Any], folder: Path
 ) -> None:
     """By kind and by name. The next worker removes what the killed one left, and says so."""
-    drawing = start(broker.endpoint, *WIDE, "--stages", "draw", shared_memory_folder=folder)
+    drawing = start(broker.endpoint, *WIDE, "--stages", "draw")
     hello = live(broker)
     picture = done(broker, draw(0, "w")).outputs["picture"]
     drawing.process.kill()
     drawing.process.wait()
     assert own(folder, hello.memory.owner).exists()
-    showing = start(another_broker.endpoint, *WIDE, "--stages", "show", shared_memory_folder=folder)
+    showing = start(another_broker.endpoint, *WIDE, "--stages", "show")
     live(another_broker, "show")
     assert not own(folder, hello.memory.owner).exists()
     assert hello.memory.owner in showing.said()
@@ -201,11 +204,36 @@ def test_a_lost_producer_fails_the_task_that_would_read(
     assert showing.end() == 0
 
 
+@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="no list of a process's mappings here")
+def test_memory_of_a_producer_that_is_gone_is_let_go(broker: Any, start: Callable[..., Any], folder: Path) -> None:
+    """Within a heartbeat, although no task comes any more that would map something."""
+    worker = start(broker.endpoint, *WIDE, "--stages", "show")
+    live(broker, "show", heartbeat_s=0.1)
+    other = Pool(1 << 20)
+    nbytes = 8 * WIDTH
+    piece = other.take(nbytes)
+    assert piece is not None
+    piece.view[:] = bytes(nbytes)
+    picture = Artifact({}, {"pixels": TensorRef("int64", (WIDTH,), piece.place)})
+    done(broker, show(0, picture))
+    maps = Path(f"/proc/{worker.process.pid}/maps")
+    assert other.owner in maps.read_text()
+    other.close()
+    until = time.monotonic() + LIMIT_S
+    while other.owner in maps.read_text():
+        assert time.monotonic() < until
+        broker.receive()
+    worker.process.send_signal(signal.SIGTERM)
+    broker.expect(Draining)
+    worker.process.send_signal(signal.SIGTERM)
+    assert worker.end() == 1
+
+
 def test_a_worker_without_shared_memory_says_nothing_of_it(
     broker: Any, start: Callable[..., Any], folder: Path
 ) -> None:
     """Switched off: no offer, no folder, no probe, and the tensors in the message."""
-    worker = start(broker.endpoint, *WIDE, "--stages", "draw", shared_memory_bytes_max=0, shared_memory_folder=folder)
+    worker = start(broker.endpoint, *WIDE, "--stages", "draw", shared_memory_bytes_max=0)
     assert live(broker).memory is None
     broker.say(ProbeMemory("abc"))
     assert broker.expect(MemoryProbed) == MemoryProbed("abc", b"")
@@ -214,9 +242,12 @@ def test_a_worker_without_shared_memory_says_nothing_of_it(
     worker.process.kill()
 
 
-def test_a_machine_without_shared_memory_is_told_once(broker: Any, start: Callable[..., Any], folder: Path) -> None:
+def test_a_machine_without_shared_memory_is_told_once(
+    broker: Any, start: Callable[..., Any], folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """In the log; the worker serves as ever."""
-    worker = start(broker.endpoint, *WIDE, "--stages", "draw", shared_memory_folder=folder / "missing")
+    monkeypatch.setenv("REELWIRE_SHARED_MEMORY", str(folder / "missing"))
+    worker = start(broker.endpoint, *WIDE, "--stages", "draw")
     assert live(broker).memory is None
     assert worker.said().count("no_shared_memory") == 1
     assert isinstance(done(broker, draw(0)).outputs["picture"].tensors["pixels"].place, Inline)
@@ -225,7 +256,7 @@ def test_a_machine_without_shared_memory_is_told_once(broker: Any, start: Callab
 
 def test_a_hung_stage_does_not_keep_the_memory(broker: Any, start: Callable[..., Any], folder: Path) -> None:
     """The process that ends itself under a thread that never returns removes it first."""
-    worker = start(broker.endpoint, *WIDE, "--stages", "draw", shared_memory_folder=folder)
+    worker = start(broker.endpoint, *WIDE, "--stages", "draw")
     live(broker)
     done(broker, draw(0, "w"))
     broker.say(draw(1, "d"))
@@ -250,7 +281,7 @@ def test_nothing_is_left_of_a_worker_that_never_served(
     broker: Any, start: Callable[..., Any], folder: Path, flags: tuple[str, ...], version: str | None, code: int
 ) -> None:
     """Whatever ends it."""
-    worker = start(broker.endpoint, *flags, shared_memory_folder=folder)
+    worker = start(broker.endpoint, *flags)
     if version is not None:
         assert broker.receive().memory is not None
         broker.welcome(version=version)
