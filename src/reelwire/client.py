@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import weakref
 from collections.abc import Mapping
@@ -13,6 +14,7 @@ from numpy.typing import ArrayLike
 from . import __version__, checks, wire
 from . import client_events as e
 from .client_core import ClientCore
+from .client_door import deadline, left
 from .client_loop import LINGER_S, Link, check_endpoint
 from .client_memory import ClientMemory
 from .client_request import FramesPolicy, Image, session_request
@@ -169,7 +171,8 @@ class Client(ClientShell):
             pace: ``asap``, or ``realtime``: no further ahead of the media clock than the output credit.
             wait_ready: return when the session is initialized, so that what its initialization refuses is raised here;
                 otherwise as soon as it exists.
-            timeout: seconds to wait at most; the session is cancelled if they are over.
+            timeout: seconds that all of it may take: to connect, where that isn't done or was lost (`connect_timeout_s` at
+                most), to read the picture, and to open the session, which is cancelled if they are over.
             parameters: what else the pipeline takes.
 
         Raises:
@@ -179,8 +182,9 @@ class Client(ClientShell):
             BrokerUnreachable: the connection is lost.
             TimeoutError: it wasn't opened in time.
         """
+        until = deadline(timeout)
         request = session_request(
-            self._attached(),
+            self._attached(until),
             pipeline,
             image=image,
             prompt=prompt,
@@ -194,7 +198,7 @@ class Client(ClientShell):
             wait_ready=wait_ready,
             **parameters,
         )
-        answer = self._link.call(request.event, timeout)
+        answer = self._link.call(request.event, left(until))
         return Session(self, self._link, request, self._view(answer))
 
     def status(self, timeout: float = ANSWER_TIMEOUT_S) -> dict[str, Any]:
@@ -220,8 +224,10 @@ class Client(ClientShell):
     ) -> None:
         self.close()
 
-    def _attached(self) -> Welcome:
+    def _attached(self, until: float = math.inf) -> Welcome:
+        allowed = left(min(until, deadline(self._connect_timeout_s)))
         try:
-            return cast("Welcome", self._link.call(e.Attach, self._connect_timeout_s))
+            return cast("Welcome", self._link.call(e.Attach, allowed))
         except TimeoutError:
+            left(until)  # raises if it is the caller's time that is over
             raise self._unanswered() from None

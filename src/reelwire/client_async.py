@@ -27,8 +27,8 @@ class AsyncClient(ClientShell):
     ``async with`` waits until the broker has answered, and closes the client in the end. A client that is made without
     it connects meanwhile, and the first method that needs the broker waits for that.
 
-    Tasks of several event loops may use one client, and no thread is made for any of them. A task that is cancelled
-    while it awaits takes back what it asked for, as a timeout does: a session that it was opening is cancelled, a
+    Tasks of several event loops may use one client, and no thread waits for any of them; only a session's picture is read
+    in a thread, of `asyncio.to_thread`. A task that is cancelled while it awaits takes back what it asked for, as a timeout does: a session that it was opening is cancelled, a
     control that waited for its turn isn't sent.
 
     Attributes:
@@ -90,10 +90,11 @@ class AsyncClient(ClientShell):
             await self.close()
 
     async def _opened(self, args: Any, given: Any, timeout: float | None) -> AsyncSession:
-        prepare = partial(session_request, await self._attached(), *args, **given)
-        # A picture takes long to read and to reduce: the event loop's other tasks needn't wait for that.
-        request = prepare() if given.get("image") is None else await asyncio.to_thread(prepare)
-        answer = await call(self._link, request.event, timeout)
+        async with within(timeout):
+            prepare = partial(session_request, await self._attached(), *args, **given)
+            # A picture takes long to read and to reduce: the event loop's other tasks needn't wait for that.
+            request = prepare() if given.get("image") is None else await asyncio.to_thread(prepare)
+            answer = await call(self._link, request.event, None)
         return AsyncSession(self, self._link, request, self._view(answer))
 
     def _welcomed(self) -> Welcome:

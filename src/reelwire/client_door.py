@@ -59,6 +59,18 @@ def deadline(timeout_s: float | None, field: str = "timeout") -> float:
     return time.monotonic() + min(timeout_s, threading.TIMEOUT_MAX)
 
 
+def left(until: float) -> float | None:
+    """Seconds until then, as a timeout; None when that is never.
+
+    Raises:
+        TimeoutError: it is over.
+    """
+    seconds = until - time.monotonic()
+    if seconds <= 0:
+        raise TimeoutError(TOO_LATE)
+    return None if seconds == math.inf else seconds
+
+
 class Door:
     """A core and its lock; a subclass performs what has to do with the socket.
 

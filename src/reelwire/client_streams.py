@@ -193,7 +193,9 @@ class Streams:
     def asked(self, event: e.Submit | e.ChangeKeys | e.Take | e.End | e.Forget) -> None:
         """The application asks something of a session that it holds."""
         view = self.views.get(event.session)
-        assert view is not None, "the shell names only sessions that were opened and not forgotten"
+        if view is None:
+            self._asked_too_late(event)
+            return
         match event:
             case e.Submit():
                 self._submit(event, view)
@@ -214,6 +216,19 @@ class Streams:
                 self._forget(view)
             case _:
                 assert_never(event)
+
+    def _asked_too_late(self, event: e.Submit | e.ChangeKeys | e.Take | e.End | e.Forget) -> None:
+        """Answer for a session that was dropped and has ended since.
+
+        Garbage that refers to itself is finalized in any order: a generator that streams, say, or an object that closes
+        its session with itself, may still ask when the session's own finalizer has spoken.
+        """
+        if isinstance(event, e.Submit | e.End):
+            self._desk.calls[event.call] = event.session
+            if isinstance(event, e.End):
+                self._desk.done(event.call, value="cancelled")
+            else:
+                self._desk.done(event.call, error=SessionClosed("the session was dropped"))
 
     def untaken(self, call: int) -> None:
         """The call had its answer, and nobody took it: a session that it opened is nobody's."""

@@ -14,15 +14,16 @@ from .messages import Artifact, Failure
 RETRY_AFTER_S = 1.0
 CHANGES_MAX = 256
 READY = frozenset({"ready", "running", "draining"})
+"""States in which the stages are initialized; a session that is released may never have been."""
 TAKES_CONTROLS = frozenset({"opening", "initializing", "ready", "running"})
 ENDED = frozenset({"completed", "closed", "cancelled", "failed"})
 FAILED = frozenset({"stage", "worker_lost", "unreachable"})
-"""States in which the stages are initialized; a session that is released may never have been."""
+"""Kinds of failure that mean that a session has failed, also where the broker hasn't said so yet."""
 
 
 @dataclass(slots=True)
 class SessionView:
-    """One session as its client sees it; `client_core` writes it, the shell only reads.
+    """One session as its client sees it; `client_streams` writes it, the shell only reads.
 
     Attributes:
         open_call: the call that waits for the session to exist or to be ready.
@@ -30,7 +31,7 @@ class SessionView:
         chunks: its length.
         wait_ready: whether `open_call` waits until the session is initialized.
         id: the broker's name for it; empty until it exists.
-        token: proves ownership.
+        token: proves ownership, for a session that comes back after a disconnect, which this version doesn't have.
         state: as the broker last said.
         control_limit: explicit controls below it may be sent.
         have: chunks that came.
