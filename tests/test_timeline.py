@@ -36,7 +36,78 @@ def chunks(count: int, *, waited_for: str = "input:control", control_s: bool = T
 
 def colours(picture: Image.Image) -> set[tuple[int, ...]]:
     """Every colour in a picture."""
-    return {tuple(map(int, pixel)) for pixel in np.unique(np.asarray(picture).reshape(-1, 3), axis=0)}
+    packed = np.asarray(picture).astype(np.int32) @ np.array([1 << 16, 1 << 8, 1], np.int32)
+    return {(value >> 16, value >> 8 & 255, value & 255) for value in map(int, np.unique(packed))}
+
+
+class Seen:
+    """A picture of one band, and where its rows and its times lie."""
+
+    def __init__(self, held: Chunks) -> None:
+        self.pixels = np.asarray(draw_timeline(SPEC, held))
+        rows = timeline._Rows(SPEC)
+        self.tops = {name: timeline._TOP + top + 8 for name, top in rows.tops.items()}
+        self.bottom = timeline._TOP + rows.height
+        (self.begin, end) = timeline._range(held)
+        self.scale = (WIDTH - timeline._LEFT - timeline._RIGHT) / (end - self.begin)
+
+    def x(self, at_s: float) -> float:
+        """The column of a time."""
+        return timeline._LEFT + (at_s - self.begin) * self.scale
+
+    def columns(self, colour: tuple[int, ...], top: float, bottom: float) -> tuple[int, int] | None:
+        """The first and the last column that has the colour between two lines."""
+        found = np.flatnonzero((self.pixels[int(top) : int(bottom)] == colour).all(-1).any(0))
+        return (int(found[0]), int(found[-1])) if found.size else None
+
+    def bar(self, stage: str, index: int) -> tuple[int, int] | None:
+        """The columns of a chunk's bar."""
+        return self.columns(timeline._CHUNKS[index], self.tops[stage], self.tops[stage] + timeline._BAR_H)
+
+    def has(self, colour: tuple[int, ...], x: float, y: float) -> bool:
+        """Whether a point has the colour, or its next neighbour."""
+        around = self.pixels[int(y), round(x) - 2 : round(x) + 3]
+        return bool((around == colour).all(-1).any())
+
+
+def test_bars_lie_where_their_times_are() -> None:
+    """From the start to the result, each in the row of its stage; waits under them, until they were admitted."""
+    held = chunks(6)
+    seen = Seen(held)
+    assert seen.x(0.0) > timeline._LEFT
+    causes = dict(zip(("encode", "denoise", "decode"), (1, 0, 2), strict=True))  # in the order of their names
+    for index, timing in held:
+        for name, stage in timing.stages.items():
+            expected = (seen.x(stage.started_s), seen.x(stage.completed_s))
+            assert seen.bar(name, index) == pytest.approx(expected, abs=2), (name, index)
+    for name, number in causes.items():
+        under = seen.tops[name] + timeline._BAR_H + 5
+        first, last = (timing.stages[name] for timing in (held[0][1], held[-1][1]))
+        since = max(seen.x(first.admitted_s - first.waited_s), timeline._LEFT)
+        found = seen.columns(timeline._CAUSES[number], under + 2, under + 5)
+        assert found == pytest.approx((since, seen.x(last.admitted_s)), abs=2), name
+
+
+def test_an_arrow_leads_from_what_was_waited_for() -> None:
+    """Down from the control that came, up from the consumer that made room; of what can't be placed there is none."""
+    (colour, *_) = timeline._CAUSES
+    seen = Seen(held := chunks(6))
+    for _, timing in held:
+        (at, denoise) = (control_at(timing), timing.stages["denoise"])
+        x = (seen.x(at) + seen.x(denoise.started_s)) / 2
+        assert seen.has(colour, x, seen.tops["denoise"] - 12), "through the row between"
+    (room,) = [edge.capacity for edge in SPEC.edges if edge.artifact == "latent"]
+    seen = Seen(held := chunks(6, waited_for="edge:latent"))
+    (bottom, top) = (seen.tops["denoise"] + timeline._BAR_H, seen.tops["decode"])
+    for index, timing in held:
+        (began, y) = (timing.stages["denoise"].started_s, bottom + 16)
+        taken = held[index - room][1].stages["decode"].started_s if index >= room else began
+        x = seen.x(began + (taken - began) * (y - bottom) / (top - bottom))
+        assert seen.has(colour, x, y) == (index >= room), index
+    for cause in ("credit", "actor_busy", "edge:x"):
+        seen = Seen(chunks(6, waited_for=cause))
+        assert seen.columns(colour, bottom + 14, top - 1) is None
+        assert seen.columns(colour, seen.tops["encode"], seen.tops["denoise"]) is None
 
 
 def test_the_picture_is_a_function_of_the_timings() -> None:
@@ -62,8 +133,11 @@ def test_each_chunk_has_its_colour_and_each_cause_its_own() -> None:
 )
 def test_any_cause_can_be_drawn(cause: str) -> None:
     """Also one that this version has no words for, or whose artifact the spec doesn't have."""
-    assert draw_timeline(SPEC, chunks(5, waited_for=cause)).height > 0
-    assert trace(SPEC, chunks(5, waited_for=cause))["traceEvents"]
+    drawn, other = (draw_timeline(SPEC, chunks(5, waited_for=each)) for each in (cause, ""))
+    assert drawn.size == other.size
+    assert len(colours(drawn) & set(timeline._CAUSES)) == 1 + len(colours(other) & set(timeline._CAUSES))
+    waits = [event for event in trace(SPEC, chunks(5, waited_for=cause))["traceEvents"] if event.get("cat") == "wait"]
+    assert [event["name"] for event in waits].count(timeline._words(cause)) == 5
 
 
 def test_long_sessions_go_on_in_bands_up_to_a_limit() -> None:
@@ -77,8 +151,10 @@ def test_long_sessions_go_on_in_bands_up_to_a_limit() -> None:
 @pytest.mark.parametrize("count", [0, 1])
 def test_hardly_any_chunk_can_be_drawn(count: int) -> None:
     """Nothing, and a single chunk."""
-    assert draw_timeline(SPEC, chunks(count), "a title").width == WIDTH
-    assert trace(SPEC, chunks(count))["traceEvents"]
+    shown = set(timeline._CHUNKS) & colours(draw_timeline(SPEC, chunks(count), "a title"))
+    assert shown == set(timeline._CHUNKS[:count])
+    bars = [event for event in trace(SPEC, chunks(count))["traceEvents"] if event.get("cat") == "stage"]
+    assert len(bars) == 3 * count
 
 
 def test_a_chunk_without_a_stage_that_settled_is_drawn() -> None:
@@ -87,7 +163,9 @@ def test_a_chunk_without_a_stage_that_settled_is_drawn() -> None:
     for _, timing in held[2:]:
         assert isinstance(timing.stages, dict)
         del timing.stages["encode"]
-    assert draw_timeline(SPEC, held).width == WIDTH
+    seen = Seen(held)
+    assert [seen.bar("encode", index) is not None for index in range(4)] == [True, True, False, False]
+    assert all(seen.bar("denoise", index) for index in range(4))
 
 
 def test_a_control_is_where_the_broker_said_or_where_the_clock_began() -> None:
