@@ -125,7 +125,7 @@ class Loop:
         self._awake_at = now
 
     def _receive(self) -> bool:
-        """Hand in what has arrived, up to a bound; whether that was all."""
+        """Hand in what has arrived, up to a bound; whether that was all. What it leads to is said when the turn ends."""
         left = self._config.turn_messages_max
         while left > 0:
             try:
@@ -136,15 +136,15 @@ class Loop:
             try:
                 envelope = wire.decode(self._frames(), wire.TO_BROKER, self._limits)
             except VersionMismatch as error:
-                self._handle(Malformed(now, route, "version", str(error)))
+                self._core.take(Malformed(now, route, "version", str(error)))
                 left -= 1
             except WireError as error:
-                self._handle(Malformed(now, route, "malformed", str(error)))
+                self._core.take(Malformed(now, route, "malformed", str(error)))
                 left -= 1
             else:
                 for message, nbytes in zip(envelope.messages, envelope.sizes, strict=True):
                     entropy = os.urandom(16) if isinstance(message, OpenSession) else b""
-                    self._handle(Received(now, route, envelope.attachment, message, nbytes, entropy))
+                    self._core.take(Received(now, route, envelope.attachment, message, nbytes, entropy))
                 left -= len(envelope.messages)
         return False
 
