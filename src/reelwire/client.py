@@ -103,7 +103,8 @@ class Client(ClientShell):
         frame_bytes_max: largest tensor that is accepted from the broker, in bytes; the broker is told, and fails a
             session whose chunks are larger.
         output_credit_chunks: chunks of a session that may be on their way to the application; the session waits while
-            so many were made and not taken.
+            so many were sent and not taken. It counts up to what the pipeline's output edge holds, 2 for the world
+            model: more changes nothing.
         output_credit_bytes: bytes of such chunks, at most; one chunk may go over it, or a large one could never come.
         shared_memory: whether workers on this machine, of this user, may hand chunks over through shared memory, where
             that can be had: the same frames with less copying. What travels inside of messages otherwise.
@@ -168,7 +169,8 @@ class Client(ClientShell):
             control_binding: ``late``: a chunk's keys are those that are down when it begins, so that a change shows as
                 soon as it can; ``early``: those that were down when its turn was fixed, up to two chunks ahead.
                 Controls that are submitted are what they are.
-            pace: ``asap``, or ``realtime``: no further ahead of the media clock than the output credit.
+            pace: ``asap``, or ``realtime``: no further ahead of the media clock than the output credit, or than
+                the pipeline's output edge where that holds less.
             wait_ready: return when the session is initialized, so that what its initialization refuses is raised here;
                 otherwise as soon as it exists.
             timeout: seconds that all of it may take: to connect, where that isn't done or was lost (`connect_timeout_s` at

@@ -122,7 +122,7 @@ class OpenSession:
         tensors: tensors that the spec names.
         control_binding: whether the keys are bound when a chunk begins, or when its control is accepted (rule 15).
         pace: as fast as it goes, or no further ahead of the media clock than the output credit (rule 20).
-        credit: how much may be sent before the first `Ack`.
+        credit: how much may be sent before the first `Ack`; what the output's edge holds bounds it as well.
     """
 
     key: str

@@ -39,7 +39,7 @@ class ClientSettings:
     Attributes:
         endpoint: where the broker listens.
         connect_timeout_s: how long a command waits for the broker's first answer.
-        output_credit_chunks: chunks of a stream that may be made and not taken.
+        output_credit_chunks: chunks of a stream that may be sent and not taken, up to what its output edge holds.
         output_credit_bytes: bytes of such chunks, at most; one chunk may go over it.
         shared_memory: whether chunks may come through shared memory.
     """
