@@ -181,8 +181,8 @@ class Making(Delivering):
     def on_done(self, event: TaskDone) -> None:
         """A task's outputs: the window is refilled, they go on, and what is complete is committed.
 
-        The refill comes first, while the stage doesn't count as free yet: the next chunk's task must not make the room
-        that the refill then finds.
+        The order of the steps carries weight, as ARCHITECTURE.md says. The refill comes first, while the stage doesn't
+        count as free yet: the next chunk's task must not make the room that the refill then finds.
         """
         assert self.seats is not None, "a result without a place"
         flow, desk, name, index, line = self.flow, self.desk, event.stage, event.index, self._lines[event.stage]
