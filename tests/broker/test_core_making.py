@@ -394,7 +394,12 @@ def test_streaming_12_a_status_is_put_together_once_a_turn(stream: Any, monkeypa
     """However often it is asked for: everybody who asked in the turn gets the same, in order."""
     core, made = stream.rig.core, []
     whole = core.status
-    monkeypatch.setattr(core, "status", lambda: made.append(1) or whole())
+
+    def counted() -> Any:
+        made.append(1)
+        return whole()
+
+    monkeypatch.setattr(core, "status", counted)
     other = stream.rig.client(b"other")
     for number in range(100):
         stream.client.say(m.AskStatus(number))
