@@ -17,6 +17,7 @@ from reelwire.workers.emulated import Emulation, emulated_spec
 
 SPEC: StreamSpec = emulated_spec(Emulation())
 PERIOD = 0.15
+CAUSES = {*timeline._CAUSES.values(), *timeline._OTHER_CAUSES}
 
 
 def chunks(count: int, *, waited_for: str = "input:control", control_s: bool = True) -> Chunks:
@@ -75,22 +76,22 @@ def test_bars_lie_where_their_times_are() -> None:
     held = chunks(6)
     seen = Seen(held)
     assert seen.x(0.0) > timeline._LEFT
-    causes = dict(zip(("encode", "denoise", "decode"), (1, 0, 2), strict=True))  # in the order of their names
+    causes = {"encode": "input:encode_request", "denoise": "input:control", "decode": "input:latent"}
     for index, timing in held:
         for name, stage in timing.stages.items():
             expected = (seen.x(stage.started_s), seen.x(stage.completed_s))
             assert seen.bar(name, index) == pytest.approx(expected, abs=2), (name, index)
-    for name, number in causes.items():
+    for name, cause in causes.items():
         under = seen.tops[name] + timeline._BAR_H + 5
         first, last = (timing.stages[name] for timing in (held[0][1], held[-1][1]))
         since = max(seen.x(first.admitted_s - first.waited_s), timeline._LEFT)
-        found = seen.columns(timeline._CAUSES[number], under + 2, under + 5)
+        found = seen.columns(timeline._CAUSES[cause], under + 2, under + 5)
         assert found == pytest.approx((since, seen.x(last.admitted_s)), abs=2), name
 
 
 def test_an_arrow_leads_from_what_was_waited_for() -> None:
     """Down from the control that came, up from the consumer that made room; of what can't be placed there is none."""
-    (colour, *_) = timeline._CAUSES
+    colour = timeline._CAUSES["input:control"]
     seen = Seen(held := chunks(6))
     for _, timing in held:
         (at, denoise) = (control_at(timing), timing.stages["denoise"])
@@ -98,6 +99,7 @@ def test_an_arrow_leads_from_what_was_waited_for() -> None:
         assert seen.has(colour, x, seen.tops["denoise"] - 12), "through the row between"
     (room,) = [edge.capacity for edge in SPEC.edges if edge.artifact == "latent"]
     seen = Seen(held := chunks(6, waited_for="edge:latent"))
+    colour = timeline._CAUSES["edge:latent"]
     (bottom, top) = (seen.tops["denoise"] + timeline._BAR_H, seen.tops["decode"])
     for index, timing in held:
         (began, y) = (timing.stages["denoise"].started_s, bottom + 16)
@@ -105,7 +107,8 @@ def test_an_arrow_leads_from_what_was_waited_for() -> None:
         x = seen.x(began + (taken - began) * (y - bottom) / (top - bottom))
         assert seen.has(colour, x, y) == (index >= room), index
     for cause in ("credit", "actor_busy", "edge:x"):
-        seen = Seen(chunks(6, waited_for=cause))
+        seen = Seen(held := chunks(6, waited_for=cause))
+        colour = timeline._colours(iter(held))[cause]
         assert seen.columns(colour, bottom + 14, top - 1) is None
         assert seen.columns(colour, seen.tops["encode"], seen.tops["denoise"]) is None
 
@@ -123,9 +126,20 @@ def test_each_chunk_has_its_colour_and_each_cause_its_own() -> None:
     """Bars of six chunks show six colours; a cause that nothing waited for shows none."""
     found = colours(draw_timeline(SPEC, chunks(6)))
     assert set(timeline._CHUNKS) <= found
-    assert set(timeline._CAUSES[:3]) <= found
-    assert not set(timeline._CAUSES[3:]) & found
-    assert not set(timeline._CAUSES[2:]) & colours(draw_timeline(SPEC, chunks(6, waited_for="")))
+    mine = {timeline._CAUSES[f"input:{artifact}"] for artifact in ("control", "encode_request", "latent")}
+    assert CAUSES & found == mine
+    less = mine - {timeline._CAUSES["input:control"]}
+    assert CAUSES & colours(draw_timeline(SPEC, chunks(6, waited_for=""))) == less
+
+
+def test_a_cause_has_the_same_colour_in_every_picture() -> None:
+    """Whatever else is waited for; of those that have no colour of their own, two in one picture still differ."""
+    causes = [*timeline._CAUSES, *(f"input:other_{number}" for number in range(len(timeline._OTHER_CAUSES)))]
+    alone = {cause: timeline._colours(iter(chunks(2, waited_for=cause)))[cause] for cause in causes}
+    assert all(alone[cause] == colour for cause, colour in timeline._CAUSES.items())
+    assert all(alone[cause] in timeline._OTHER_CAUSES for cause in causes if cause not in timeline._CAUSES)
+    together = [each for cause in causes for each in chunks(1, waited_for=cause)]
+    assert len(set(timeline._colours(iter(together)).values())) == len(causes) == len(CAUSES)
 
 
 @pytest.mark.parametrize(
@@ -135,7 +149,7 @@ def test_any_cause_can_be_drawn(cause: str) -> None:
     """Also one that this version has no words for, or whose artifact the spec doesn't have."""
     drawn, other = (draw_timeline(SPEC, chunks(5, waited_for=each)) for each in (cause, ""))
     assert drawn.size == other.size
-    assert len(colours(drawn) & set(timeline._CAUSES)) == 1 + len(colours(other) & set(timeline._CAUSES))
+    assert len(colours(drawn) & CAUSES) == 1 + len(colours(other) & CAUSES)
     waits = [event for event in trace(SPEC, chunks(5, waited_for=cause))["traceEvents"] if event.get("cat") == "wait"]
     assert [event["name"] for event in waits].count(timeline._words(cause)) == 5
 
@@ -193,7 +207,7 @@ def test_the_trace_has_a_track_for_every_row_and_the_same_times() -> None:
     assert (bar["ph"], bar["ts"], bar["dur"]) == ("X", 180_000, 120_000)
     waits = [event for event in events if event.get("cat") == "wait"]
     assert {names[event["tid"]] for event in waits} == {"encode waits", "denoise waits", "decode waits"}
-    assert {"control", "latent", "encode_request"} == {event["name"] for event in waits}
+    assert {"the client's control", "its latent", "the request to encode"} == {event["name"] for event in waits}
     points = [(event["name"], event["ts"]) for event in events if event["ph"] == "i"]
     assert ("control 2", 330_000) in points
     assert ("commit 2", 475_000) in points

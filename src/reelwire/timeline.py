@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import math
+import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,6 +37,7 @@ BANDS_MAX = 12
 """Most bands of a picture; what doesn't fit is left out, and said to be."""
 
 _LEFT, _RIGHT, _TOP, _LEGEND = 120, 24, 56, 44
+_POINT_HALF = 7
 _POINT_H, _STAGE_H, _BAR_H, _WAIT_H, _AXIS_H, _GAP_H = 34, 58, 26, 7, 34, 18
 _INK, _FAINT, _GRID, _PAPER = (34, 38, 46), (150, 156, 166), (232, 234, 238), (255, 255, 255)
 _CHUNKS: tuple[Colour, ...] = (
@@ -46,19 +48,35 @@ _CHUNKS: tuple[Colour, ...] = (
     (188, 174, 226),
     (214, 206, 130),
 )
-_CAUSES: tuple[Colour, ...] = (
-    (204, 51, 51),
-    (25, 110, 190),
-    (120, 60, 170),
-    (0, 140, 110),
-    (214, 120, 0),
-    (110, 110, 110),
-    (170, 20, 120),
-    (90, 110, 20),
+_CAUSES: dict[str, Colour] = {
+    "input:control": (204, 51, 51),
+    "input:encode_request": (120, 60, 170),
+    "input:condition": (0, 140, 110),
+    "input:latent": (25, 110, 190),
+    "edge:condition": (90, 150, 20),
+    "edge:latent": (0, 160, 200),
+    "edge:frames": (140, 90, 40),
+    "credit": (214, 120, 0),
+    "actor_busy": (110, 110, 110),
+    "pace": (170, 20, 120),
+    "placement": (60, 60, 60),
+}
+"""The same in every picture, so that two can be compared."""
+_OTHER_CAUSES: tuple[Colour, ...] = (
+    (190, 70, 150),
+    (70, 80, 200),
+    (150, 130, 0),
+    (0, 110, 60),
+    (230, 90, 60),
+    (80, 130, 160),
+    (130, 30, 60),
+    (160, 100, 220),
 )
+"""For what other pipelines wait for: a name keeps its colour as long as no other of the same picture has it."""
 _STEPS_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)
 _TICKS_MAX = 16
-_CROWDED = 12
+_LABEL_UP = (0, -12, 12)
+"""Where the numbers of points stand that are too close for one line, in pixels below the middle, one after the other."""
 _AT_ONCE_S = 0.005
 """What begins so soon after something else was caused by it."""
 
@@ -201,11 +219,11 @@ class _Band:
                 if name in self.rows.stages:
                     self._bar(index, name, stage, x)
         for name, at in (("control", control_at), ("commit", lambda timing: timing.committed_s)):
-            before = -math.inf
+            free, step = -math.inf, 0
             for index, timing in self.chunks:
                 here = x(at(timing))
-                self._point(name, index, here, crowded=here - before < _CROWDED)
-                before = here
+                step = step + 1 if here - _POINT_HALF < free else 0
+                free = self._point(name, index, here, _LABEL_UP[step % len(_LABEL_UP)])
 
     def _grid(self, begin: float, end: float, x: Callable[[float], float]) -> None:
         bottom = self.top + self.rows.height
@@ -238,13 +256,15 @@ class _Band:
             if below is not None:
                 self._arrow(below, (into[0], into[1] + _BAR_H), self.causes.get(stage.waited_for))
         for maker in {self.rows.makers[artifact] for artifact in self.rows.outputs}.intersection(timing.stages):
-            self._arrow(self._end(maker, timing, x), (x(timing.committed_s), self._middle("commit") - 7), None)
+            self._arrow(
+                self._end(maker, timing, x), (x(timing.committed_s), self._middle("commit") - _POINT_HALF), None
+            )
 
     def _source(self, artifact: str, timing: ChunkTiming, x: Callable[[float], float]) -> Point | None:
         """Where an input came from; None when nothing that is drawn made it."""
         maker = self.rows.makers.get(artifact, "")
         if maker == "control":
-            return x(control_at(timing)), self._middle("control") + 7
+            return x(control_at(timing)), self._middle("control") + _POINT_HALF
         return self._end(maker, timing, x) if maker in timing.stages else None
 
     def _below(self, index: int, stage: StageTiming, x: Callable[[float], float]) -> Point | None:
@@ -285,13 +305,14 @@ class _Band:
             until = max(x(stage.admitted_s), since + 2)
             self.canvas.rectangle((since, under, until, under + _WAIT_H), self.causes[stage.waited_for])
 
-    def _point(self, name: str, index: int, x: float, *, crowded: bool) -> None:
-        y, half = self._middle(name), 7
+    def _point(self, name: str, index: int, x: float, below: int) -> float:
+        """A point with its number so far below the middle; where the number ends."""
+        y, half = self._middle(name), _POINT_HALF
         corners = ((x, y - half), (x + half, y), (x, y + half), (x - half, y))
         colour = _CHUNKS[index % len(_CHUNKS)]
         self.canvas.polygon(corners, colour, _dark(colour))
-        above = half + 3 if crowded else 0  # the number of the one before stands beside it
-        self.canvas.text((x + half + 3, y - above), str(index), _INK, self.fonts[2], anchor="lm")
+        self.canvas.text((x + half + 3, y + below), str(index), _INK, self.fonts[2], anchor="lm")
+        return x + half + 3 + self.canvas.textlength(str(index), self.fonts[2])
 
     def _bar_top(self, name: str) -> float:
         return self.top + self.rows.tops[name] + 8
@@ -329,20 +350,28 @@ def _legend(canvas: ImageDraw, font: FreeTypeFont | ImageFont, top: float, cause
 
 
 def _colours(chunks: Iterator[tuple[int, ChunkTiming]]) -> dict[str, Colour]:
-    """Causes to colours, in the order of their first appearance by name."""
+    """Causes to colours, by name."""
     stages = [stage for _, timing in chunks for stage in timing.stages.values()]
     found = sorted({stage.waited_for for stage in stages if stage.waited_for and stage.waited_s > 0})
-    return {cause: _CAUSES[at % len(_CAUSES)] for at, cause in enumerate(found)}
+    colours: dict[str, Colour] = {}
+    for cause in found:
+        at = zlib.crc32(cause.encode()) % len(_OTHER_CAUSES)
+        mine = [*_OTHER_CAUSES[at:], *_OTHER_CAUSES[:at]]
+        free = (colour for colour in mine if colour not in colours.values())
+        colours[cause] = _CAUSES.get(cause) or next(free, mine[0])
+    return colours
 
 
 def _words(cause: str) -> str:
     """A cause as a reader has it."""
     kind, _, artifact = cause.partition(":")
+    named = {"control": "the client's control", "encode_request": "the request to encode"}
+    words = artifact.replace("_", " ")
     known = {
-        "input": artifact,
-        "edge": f"room for {artifact}",
+        "input": named.get(artifact, f"its {words}"),
+        "edge": f"room for its {words}",
         "credit": "the client to take chunks",
-        "actor_busy": "its actor",
+        "actor_busy": "its actor, which was busy",
         "pace": "the media clock",
         "placement": "a place",
     }
