@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, cast
 
@@ -13,8 +16,11 @@ import zmq
 
 from reelwire import messages as m
 from reelwire import wire
+from reelwire.commands import bench_broker
 from reelwire.commands.bench_broker import Plan, counts, run
+from reelwire.commands.bench_forwarder import ForwarderPeers
 from reelwire.commands.bench_lean import LeanClient, LeanWorker, Peer
+from reelwire.commands.bench_stack import helper
 from reelwire.controls import KeyState
 from reelwire.errors import ReelwireError, RequestError
 from reelwire.workers.emulated import Emulation, emulated_spec
@@ -100,6 +106,35 @@ def test_a_short_run_measures_the_broker_and_the_forwarder(reelwire: Reelwire, t
         assert row["forwarder_per_s"] > 0
     assert said["bounds"] == []
     assert (tmp_path / "benchmarks" / "broker.csv").read_text().count("\n") == 3
+
+
+def test_a_forwarder_ends_in_silence_when_its_peers_leave(
+    context: Any, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Messages that are on their way by then find nobody, which is the end of a turn and no fault."""
+    endpoint = f"ipc://{tmp_path}/forwarder"
+    with helper(bench_broker._FORWARDER, endpoint, "2") as process:
+        peers = ForwarderPeers(context, endpoint, 2)
+        peers.start(64)
+        took_s, came = peers.run_for(0.05)
+        leaving, *others = peers._workers
+        leaving.close()
+        until = time.monotonic() + 20
+        while process.poll() is None and time.monotonic() < until:
+            for socket in others:
+                try:
+                    socket.send_multipart(socket.recv_multipart(zmq.NOBLOCK))
+                except zmq.Again:
+                    break
+            for socket in peers._clients:
+                socket.send(b"c\0", zmq.NOBLOCK)
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(0.01)
+        peers.close()
+    assert took_s > 0
+    assert came > 0
+    assert process.returncode == 0
+    assert capfd.readouterr().err == ""
 
 
 def test_bounds_are_held_against_64_sessions() -> None:

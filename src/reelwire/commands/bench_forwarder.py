@@ -5,6 +5,7 @@ It is what no broker in this language can be faster than: one message per hop, n
 
 from __future__ import annotations
 
+import errno
 import time
 from typing import TYPE_CHECKING
 
@@ -18,7 +19,7 @@ GO_LIMIT_MS = 20_000
 
 
 def forward(endpoint: str, clients: int, parent_pid: int) -> None:
-    """Serve as the forwarder, in a process of its own."""
+    """Serve as the forwarder, in a process of its own, until one of its peers has left."""
     import zmq
 
     from ..workers.supervisor import die_with_parent
@@ -26,6 +27,7 @@ def forward(endpoint: str, clients: int, parent_pid: int) -> None:
     die_with_parent(parent_pid)
     with zmq.Context() as context, context.socket(zmq.ROUTER) as router:
         router.router_mandatory = True
+        router.linger = 0
         router.bind(endpoint)
         routes = [router.recv_multipart()[0] for _ in range(STAGES + clients)]
         for route in routes:
@@ -43,6 +45,10 @@ def forward(endpoint: str, clients: int, parent_pid: int) -> None:
                     router.send_multipart((onward.get(route, message[:2]), message), zmq.NOBLOCK)
             except zmq.Again:
                 pass
+            except zmq.ZMQError as error:
+                if error.errno != errno.EHOSTUNREACH:
+                    raise
+                return  # peers leave at the end of a turn only, with messages on their way
 
 
 class ForwarderPeers:
