@@ -1,4 +1,7 @@
-"""Random schedules of clients, workers, faults and time. A seed replays one; every event is followed by `check()`."""
+"""Random schedules of clients, workers, faults and time. A seed replays one; every event is followed by `check()`.
+
+With odd seeds several messages share a turn, as they do when they arrive together.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ import pytest
 
 from reelwire import messages as m
 from reelwire.broker.config import BrokerConfig
-from reelwire.broker.events import Malformed, OutboxFull, Unreachable
+from reelwire.broker.events import Malformed, OutboxFull, Received, Unreachable
 from reelwire.broker.pace import MediaClock
 from reelwire.controls import Keys
 from reelwire.messages import Artifact, Failure
@@ -19,6 +22,8 @@ from reelwire.tensors import Shared, TensorRef
 STEPS = 250
 SEEDS = range(60)
 STAGES = ("encode", "denoise", "decode")
+SMALL_TALK = (m.TaskDone, m.TaskStarted, m.StageInitialized, m.StageReleased, m.StageFailed, m.Ack, m.SetKeys)
+"""What nobody waits for an answer to."""
 
 
 class Chaos:
@@ -38,6 +43,8 @@ class Chaos:
             result_keep_s=30,
         )
         self.rig = kit.Rig(config)
+        if seed % 2:
+            self.rig.only_takes = self.is_taken
         self.capacities = {name: self.random.choice((1, 2, 3)) for name in ("encode_request", "condition", "latent")}
         least = min(self.capacities["encode_request"], self.capacities["condition"])
         self.capacities["control"] = self.random.randint(1, least)
@@ -59,6 +66,11 @@ class Chaos:
         encode = replace(encode, settles=self.random.random() < 0.5)
         refill = self.random.choice(("after_stage", "after_stage", "with_control", "never"))
         return replace(spec, stages=(encode, *others), prefetch=replace(spec.prefetch, refill=refill))
+
+    def is_taken(self, event: Any) -> bool:
+        """Whether an event shares its turn with what comes next."""
+        together = isinstance(event, Received) and isinstance(event.message, SMALL_TALK)
+        return together and self.random.random() < 0.6
 
     def add_worker(self) -> None:
         """Another worker, with all stages or with some."""
@@ -191,7 +203,9 @@ class Chaos:
         ]
         workers = [peer for peer in peers if peer in self.workers]
         if workers:
-            self.random.choice(workers).say(self.random.choice(lies))
+            worker, lie = self.random.choice(workers), self.random.choice(lies)
+            self.rig.memory.has_read((worker.attachment, session, stage))  # whatever it may say of itself
+            worker.say(lie)
 
     def lying(self, worker: Any, task: m.RunTask) -> dict[str, Artifact]:
         """What a task makes, with something wrong about where it is."""
