@@ -75,8 +75,6 @@ _OTHER_CAUSES: tuple[Colour, ...] = (
 """For what other pipelines wait for: a name keeps its colour as long as no other of the same picture has it."""
 _STEPS_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)
 _TICKS_MAX = 16
-_LABEL_UP = (0, -12, 12)
-"""Where the numbers of points stand that are too close for one line, in pixels below the middle, one after the other."""
 _AT_ONCE_S = 0.005
 """What begins so soon after something else was caused by it."""
 
@@ -219,11 +217,7 @@ class _Band:
                 if name in self.rows.stages:
                     self._bar(index, name, stage, x)
         for name, at in (("control", control_at), ("commit", lambda timing: timing.committed_s)):
-            free, step = -math.inf, 0
-            for index, timing in self.chunks:
-                here = x(at(timing))
-                step = step + 1 if here - _POINT_HALF < free else 0
-                free = self._point(name, index, here, _LABEL_UP[step % len(_LABEL_UP)])
+            self._points(name, [(index, x(at(timing))) for index, timing in self.chunks])
 
     def _grid(self, begin: float, end: float, x: Callable[[float], float]) -> None:
         bottom = self.top + self.rows.height
@@ -305,14 +299,20 @@ class _Band:
             until = max(x(stage.admitted_s), since + 2)
             self.canvas.rectangle((since, under, until, under + _WAIT_H), self.causes[stage.waited_for])
 
-    def _point(self, name: str, index: int, x: float, below: int) -> float:
-        """A point with its number so far below the middle; where the number ends."""
-        y, half = self._middle(name), _POINT_HALF
-        corners = ((x, y - half), (x + half, y), (x, y + half), (x - half, y))
-        colour = _CHUNKS[index % len(_CHUNKS)]
-        self.canvas.polygon(corners, colour, _dark(colour))
-        self.canvas.text((x + half + 3, y + below), str(index), _INK, self.fonts[2], anchor="lm")
-        return x + half + 3 + self.canvas.textlength(str(index), self.fonts[2])
+    def _points(self, name: str, points: Sequence[tuple[int, float]]) -> None:
+        """Points with their numbers; of some that have no room between them the numbers stand behind the last."""
+        y, half, font = self._middle(name), _POINT_HALF, self.fonts[2]
+        said: list[str] = []
+        for number, (index, x) in enumerate(points):
+            corners = ((x, y - half), (x + half, y), (x, y + half), (x - half, y))
+            colour = _CHUNKS[index % len(_CHUNKS)]
+            self.canvas.polygon(corners, colour, _dark(colour))
+            said.append(str(index))
+            text = ", ".join(said)
+            until = points[number + 1][1] - half if number + 1 < len(points) else math.inf
+            if x + half + 3 + self.canvas.textlength(text, font) < until:
+                self.canvas.text((x + half + 3, y), text, _INK, font, anchor="lm")
+                said = []
 
     def _bar_top(self, name: str) -> float:
         return self.top + self.rows.tops[name] + 8
