@@ -100,7 +100,8 @@ def load_strictly(
         tied: the network's second names for one tensor, to the first; a checkpoint may leave them out.
 
     Raises:
-        RequestError: of the field ``checkpoint``: a key is missing or left over, or a tensor has another shape.
+        RequestError: of the field ``checkpoint``: a key is missing or left over, or a tensor has another shape, no float
+            dtype, or a value that isn't finite.
     """
     tied = {} if tied is None else tied
     own = {name: tuple(value.shape) for name, value in network.state_dict().items()}
@@ -113,9 +114,15 @@ def load_strictly(
     for mine in own:
         owners.setdefault(names[mine], []).append(mine)
     for theirs, tensor in weights.read(device):
+        if tensor.dtype not in (torch.float32, torch.bfloat16, torch.float16):
+            kind = str(tensor.dtype).removeprefix("torch.")
+            reason = f"{theirs!r} of {weights.path} is {kind}; accepted: float32, bfloat16, float16"
+            raise RequestError(FIELD, reason)
+        if not bool(torch.isfinite(tensor).all()):
+            raise RequestError(FIELD, f"{theirs!r} of {weights.path} holds values that aren't finite")
         # A copy in any case: a tensor of a file lies at any address, and the CPU's matrix kernels give the same bits only
         # for the same alignment.
-        cast = tensor.to(tensor.dtype if dtype is None or not tensor.is_floating_point() else dtype, copy=True)
+        cast = tensor.to(tensor.dtype if dtype is None else dtype, copy=True)
         for mine in owners[theirs]:
             _put(network, mine, cast)
     network.requires_grad_(False).eval()

@@ -20,7 +20,6 @@ from typing import Annotated, Any
 
 import torch
 import typer
-from click import ClickException
 from torch import Tensor
 
 from reelwire.errors import ReelwireError
@@ -111,12 +110,11 @@ def _write(state: dict[str, Tensor], target: Path, stem: str, settings: Mapping[
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; what can't be done is said in one sentence."""
     try:
-        app(arguments, standalone_mode=False)
+        app(arguments)
+    except SystemExit as done:
+        return done.code if isinstance(done.code, int) else 2
     except (ReelwireError, ValueError, OSError) as error:
         sys.stderr.write(f"convert_checkpoint: {error}\n")
-        return 2
-    except ClickException as error:
-        error.show()
         return 2
     return 0
 

@@ -14,7 +14,8 @@ files that are there; nothing is downloaded, nothing is unpickled.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -43,6 +44,16 @@ _VAE_FIXED: Mapping[str, tuple[object, ...]] = {
     "decoder_base_dim": (None,),
 }
 """What else a diffusers config may say, and the values for which this VAE is the same."""
+_VAE_SIZES: Mapping[str, str] = {
+    "dim": "base_dim",
+    "z_dim": "z_dim",
+    "dim_mult": "dim_mult",
+    "num_res_blocks": "num_res_blocks",
+    "temporal_downsample": "temperal_downsample",  # diffusers' own spelling
+    "latents_mean": "latents_mean",
+    "latents_std": "latents_std",
+}
+_VAE_LISTS = ("dim_mult", "temperal_downsample", "latents_mean", "latents_std")
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,24 +190,37 @@ def _vae_config(folder: Path) -> VaeConfig:
     for name, accepted in _VAE_FIXED.items():
         if name in said and said[name] not in accepted:
             raise RequestError(FIELD, f"{folder}: {name} is {said[name]!r}; accepted: {accepted[0]!r}")
-    names = {
-        "dim": "base_dim",
-        "z_dim": "z_dim",
-        "dim_mult": "dim_mult",
-        "num_res_blocks": "num_res_blocks",
-        "temporal_downsample": "temperal_downsample",  # diffusers' own spelling
-        "latents_mean": "latents_mean",
-        "latents_std": "latents_std",
-    }
-    values: dict[str, Any] = {
-        mine: tuple(said[theirs]) if isinstance(said[theirs], list) else said[theirs]
-        for mine, theirs in names.items()
-        if theirs in said
-    }
+    values: dict[str, Any] = {}
+    for mine, theirs in _VAE_SIZES.items():
+        if theirs in said:
+            value = said[theirs]
+            kind, accepted = _kinds(theirs)
+            parts = value if isinstance(value, list) else [value]
+            if isinstance(value, list) != (theirs in _VAE_LISTS) or not all(map(kind, parts)):
+                raise RequestError(FIELD, f"{folder / 'config.json'}: {theirs} is {value!r}; accepted: {accepted}")
+            values[mine] = tuple(value) if isinstance(value, list) else value
     try:
         return VaeConfig(**values)
-    except (TypeError, ValueError) as error:
+    except ValueError as error:
         raise RequestError(FIELD, f"{folder / 'config.json'}: {error}") from None
+
+
+def _kinds(name: str) -> tuple[Callable[[Any], bool], str]:
+    """What a value of a VAE's config, or each value of its list, has to be: a test, and in words."""
+    match name:
+        case "temperal_downsample":
+            return lambda value: isinstance(value, bool), "a list of true and false"
+        case "latents_mean":
+            return _is_number, "a list of numbers"
+        case "latents_std":
+            return lambda value: _is_number(value) and value > 0, "a list of numbers above 0"
+        case _:
+            words = "a list of integers of 1 and more" if name in _VAE_LISTS else "an integer of 1 and more"
+            return lambda value: type(value) is int and value > 0, words
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def _text_settings(folder: Path) -> dict[str, Any]:

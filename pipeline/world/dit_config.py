@@ -52,6 +52,8 @@ class WorldDiTConfig:
     eps: float = 1e-6
 
     def __post_init__(self) -> None:
+        if self.heads < 1:
+            raise ValueError(f"{self.heads} heads; accepted: 1 or more")
         if self.dim % self.heads:
             raise ValueError(f"dim {self.dim} isn't a multiple of {self.heads} heads")
         if self.freq_dim % 2:
@@ -107,7 +109,7 @@ class WorldDiTConfig:
         return cls(
             dim=dim,
             layers=len({name.split(".")[1] for name in shapes if name.startswith("blocks.")}),
-            heads=heads or max(1, dim // _TRAINED_HEAD_DIM),
+            heads=max(1, dim // _TRAINED_HEAD_DIM) if heads is None else heads,
             ffn=size("blocks.0.ffn.0.weight", 0),
             text_dim=size("text_embedding.0.weight", 1),
             text_tokens=text_tokens,

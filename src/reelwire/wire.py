@@ -19,7 +19,7 @@ from __future__ import annotations
 import typing
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar, cast
 
 import msgpack
 
@@ -225,7 +225,7 @@ def pack(message: messages.Message) -> Packed:
     kind: Any = type(message)
     body = encoder(kind)(message, buffers)
     try:
-        data: bytes = msgpack.packb(body)
+        data = cast("bytes", msgpack.packb(body))
     except (TypeError, ValueError, OverflowError) as error:
         raise ValueError(f"{kind.__name__} can't be encoded: {error}") from error
     return Packed(kind.__name__, data, buffers)
@@ -275,8 +275,7 @@ def decode(frames: Sequence[Buffer], direction: Direction[M], limits: Limits) ->
 
 
 def _header(attachment: int, entries: list[str | bytes]) -> bytes:
-    header: bytes = msgpack.packb((MAGIC, PROTOCOL, attachment, entries))
-    return header
+    return cast("bytes", msgpack.packb((MAGIC, PROTOCOL, attachment, entries)))
 
 
 def _unpacked(data: Buffer, what: str) -> Any:

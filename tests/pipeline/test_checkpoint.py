@@ -197,6 +197,23 @@ def test_two_keys_that_mean_one_weight_are_refused(tmp_path: Path) -> None:
     assert refused.value.field == "checkpoint"
 
 
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        (torch.zeros(96, dtype=torch.int8), "is int8; accepted: float32, bfloat16, float16"),
+        (torch.full((96,), float("nan")), "values that aren't finite"),
+    ],
+)
+def test_weights_that_are_no_numbers_to_compute_with_are_refused(copy: Path, value: torch.Tensor, words: str) -> None:
+    """Another dtype, or a NaN, is found when the worker loads, not in a session's frames."""
+    key = "c2ws_hidden_states_layer1.bias"
+    change(copy / FILES["denoise"], lambda state: state.update({key: value}))
+    with pytest.raises(RequestError, match=words) as refused:
+        pipeline_of(copy).build("denoise", "cpu")
+    assert refused.value.field == "checkpoint"
+    assert key in str(refused.value)
+
+
 def test_the_other_control_is_refused_by_key(world: Path) -> None:
     """Weights for camera control don't serve action control, and the key that says so is named."""
     with pytest.raises(RequestError, match=r"'patch_embedding_wancamctrl.weight'.* accepted: cam") as refused:
@@ -218,6 +235,15 @@ def test_weights_of_something_else_are_refused_by_key(copy: Path) -> None:
         (lambda folder: (folder / "vae" / "config.json").unlink(), "config.json can't be read"),
         (lambda folder: (folder / "vae" / "config.json").write_text("[1]"), "no JSON object"),
         (lambda folder: (folder / "vae" / "config.json").write_text('{"is_residual": true}'), "is_residual is True"),
+        (
+            lambda folder: (folder / "vae" / "config.json").write_text('{"z_dim": "x"}'),
+            "z_dim is 'x'; accepted: an int",
+        ),
+        (lambda folder: (folder / "vae" / "config.json").write_text('{"base_dim": -1}'), "base_dim is -1; accepted"),
+        (lambda folder: (folder / "vae" / "config.json").write_text('{"dim_mult": [[1]]}'), "dim_mult is"),
+        (lambda folder: (folder / "vae" / "config.json").write_text('{"latents_std": [0.0]}'), "numbers above 0"),
+        (lambda folder: (folder / "vae" / "config.json").write_text('{"latents_mean": ["a"]}'), "a list of numbers"),
+        (lambda folder: (folder / "transformer" / "config.json").write_text('{"num_heads": 0}'), "0 heads; accepted"),
         (lambda folder: (folder / "vae" / "config.json").write_text('{"z_dim": 4}'), "latents_mean"),
         (
             lambda folder: (folder / "text_encoder" / "config.json").write_text('{"model_type": "t5"}'),

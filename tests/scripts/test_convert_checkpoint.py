@@ -185,3 +185,13 @@ def test_a_folder_that_holds_something_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "made" / "mine").write_text("mine")
     assert convert("vae", tmp_path / "vae.pth", tmp_path / "made") == 2
     assert [path.name for path in (tmp_path / "made").iterdir()] == ["mine"]
+
+
+@pytest.mark.parametrize("arguments", [(), ("nope",), ("vae",)])
+def test_wrong_usage_is_said_without_a_traceback(
+    arguments: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Arguments that are missing or unknown end with 2, and with what is accepted."""
+    assert convert(*arguments) == 2
+    said = capsys.readouterr()
+    assert "Usage" in said.out + said.err
