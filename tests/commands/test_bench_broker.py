@@ -142,6 +142,9 @@ def test_bounds_are_held_against_64_sessions() -> None:
     report = run(Plan((64,), rounds=1, seconds=0.05))
     assert [bound.kind for bound in report.bounds] == ["least", "most"]
     assert len(report.rows[0]) == len(report.columns)
+    (row,) = report.kept()
+    assert row["bound"] == "rate_of_forwarder >= 0.2; cpu_of_forwarder <= 8"
+    assert str(row["verdict"]).startswith(("holds", "MISSED"))
 
 
 @pytest.mark.parametrize("text", ["", "x", "0", "64,", "4097", "1,-2"])

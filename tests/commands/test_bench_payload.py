@@ -33,6 +33,8 @@ def test_every_way_is_measured_at_every_size(tmp_path: Path, monkeypatch: pytest
     assert ways == [(nbytes, way, 3) for nbytes in (300_000, 70_000) for way in ("shared", "ipc", "copy")]
     assert all(len(row) == len(report.columns) for row in report.rows)
     assert [("300000" in bound.what, bound.kind) for bound in report.bounds] == [(True, "most"), (True, "most")]
+    bounds = [str(row["bound"]) for row in report.kept()]
+    assert [text.count("p50_ms <=") for text in bounds] == [2, 0, 0, 0, 0, 0]
     assert list(tmp_path.iterdir()) == []
     assert [process.returncode is not None for process in started] == [True]
 

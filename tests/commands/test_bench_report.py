@@ -11,17 +11,34 @@ from pathlib import Path
 
 import pytest
 
+from reelwire.cli import exit_code
 from reelwire.commands import bench_report
-from reelwire.commands.bench_report import Bound, Report, Spread, append, commit, origin, publish
-from reelwire.errors import RequestError
+from reelwire.commands.bench_broker import Plan
+from reelwire.commands.bench_report import (
+    Bound,
+    Report,
+    Spread,
+    append,
+    asked_for,
+    check_csv,
+    commit,
+    origin,
+    phases,
+    publish,
+)
+from reelwire.errors import ReelwireError, RequestError
+
+from .conftest import Reelwire
 
 REPORT = Report(
     "paint",
     "How fast paint dries",
     ("colour", "dry_s", "coats"),
     [("red", 1.5, 2), ("blue", None, 3)],
-    [Bound("dry, s", 1.5, 1.0, "most", 0.1), Bound("coats", 2, 2, "near")],
+    [Bound("dry, s", 1.5, 1.0, "most", 0.1, 0, "dry_s"), Bound("coats", 2, 2, "near")],
     ["it rained"],
+    asked={"seconds": 3.0},
+    load=0.25,
 )
 
 
@@ -79,9 +96,26 @@ def test_the_same_as_json(capsys: pytest.CaptureFixture[str], tmp_path: Path) ->
     said = json.loads(capsys.readouterr().out)
     assert said["benchmark"] == "paint"
     assert said["missed"] == 1
-    assert said["rows"][0] == {"colour": "red", "dry_s": 1.5, "coats": 2}
+    assert said["rows"][0] == {
+        "colour": "red",
+        "dry_s": 1.5,
+        "coats": 2,
+        "bound": "dry_s <= 1.1",
+        "verdict": "MISSED dry_s",
+    }
+    assert said["asked"] == {"seconds": 3.0}
     assert [bound["holds"] for bound in said["bounds"]] == [False, True]
-    assert {"time", "commit", "reelwire", "python", "pyzmq", "kernel", "cores"} <= said.keys()
+    assert {
+        "time",
+        "commit",
+        "reelwire",
+        "python",
+        "pyzmq",
+        "kernel",
+        "processor",
+        "cores",
+        "load_before",
+    } <= said.keys()
 
 
 def test_rows_are_appended_to_a_csv_of_the_working_folder(
@@ -95,7 +129,10 @@ def test_rows_are_appended_to_a_csv_of_the_working_folder(
     assert [row["colour"] for row in rows] == ["red", "blue", "red", "blue"]
     assert rows[0]["dry_s"] == "1.5"
     assert rows[1]["dry_s"] == ""
-    assert all(row["python"] and row["commit"] for row in rows)
+    assert all(row["python"] and row["commit"] and row["processor"] and row["cores"] for row in rows)
+    assert {(row["load_before"], row["asked_seconds"]) for row in rows} == {("0.25", "3")}
+    assert [row["bound"] for row in rows[:2]] == ["dry_s <= 1.1", ""]
+    assert [row["verdict"] for row in rows[:2]] == ["MISSED dry_s", ""]
     assert [path.name for path in (tmp_path / "benchmarks").iterdir()] == ["paint.csv"]
 
 
@@ -105,6 +142,86 @@ def test_a_column_that_came_later_leaves_older_rows_as_they_were(tmp_path: Path)
     append(path, [{"a": 1, "b": "two"}])
     append(path, [{"b": "three", "c": 4.0}])
     assert read(path) == [{"a": "1", "b": "two", "c": ""}, {"a": "", "b": "three", "c": "4"}]
+
+
+def test_bounds_that_the_rows_tell_of_are_not_listed_again(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """Where a column says whether they hold; what can't be read without a legend stands with it on standard output."""
+    rows = [("red", 1.5, "MISSED dry_s"), ("blue", None, "")]
+    report = replace(
+        REPORT,
+        columns=("colour", "dry_s", "verdict"),
+        rows=rows,
+        heads=("", "dry", "verdict"),
+        legend=["dry: to the touch"],
+    )
+    publish(report, as_json=False, path=tmp_path / "paint.csv")
+    shown = capsys.readouterr().out
+    assert "dry: to the touch" in shown
+    assert "1 of 2 missed" in shown
+    assert shown.count("MISSED") == 1
+    assert "coats" in shown
+    assert "dry, s" not in shown
+
+
+def test_a_miss_is_a_failure_only_if_that_is_asked_for(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """With `strict`, after all was printed and kept; what wasn't measured counts too."""
+    path = tmp_path / "paint.csv"
+    publish(REPORT, as_json=False, path=path)
+    with pytest.raises(ReelwireError, match="bench paint: bounds: 1 of 2 missed") as caught:
+        publish(REPORT, as_json=False, path=path, strict=True)
+    assert exit_code(caught.value) == 1
+    assert len(read(path)) == 4
+    assert capsys.readouterr().out.count("How fast paint dries") == 2
+    unknown = replace(REPORT, bounds=[Bound("growth", None, 5.0)])
+    with pytest.raises(ReelwireError, match="1 of 1 not measured"):
+        publish(unknown, as_json=True, path=path, strict=True)
+    publish(replace(REPORT, bounds=[Bound("coats", 2, 2)]), as_json=True, path=path, strict=True)
+
+
+def test_a_machine_that_was_busy_before_is_told_under_the_table(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """From half of the cores on, on standard output and in the JSON."""
+    monkeypatch.setattr(bench_report, "cores", lambda: 2)
+    for load, told in ((1.0, 0), (1.01, 1)):
+        for as_json in (False, True):
+            publish(replace(REPORT, load=load), as_json=as_json, path=tmp_path / "paint.csv")
+            assert capsys.readouterr().out.count(f"before was {load:.2f} on 2 cores") == told
+
+
+def test_phases_are_told_as_they_come(capsys: pytest.CaptureFixture[str]) -> None:
+    """How long it takes at once, each phase when it begins; on standard error."""
+    going = phases("paint", "about 3 s", ("red", "blue"), str.upper)
+    assert capsys.readouterr().err == "reelwire: bench paint takes about 3 s\n"
+    assert next(going) == "red"
+    assert capsys.readouterr().err == "reelwire: bench paint: 1 of 2: RED\n"
+    assert list(going) == ["blue"]
+    assert capsys.readouterr() == ("", "reelwire: bench paint: 2 of 2: BLUE\n")
+
+
+def test_what_was_asked_for_is_kept_by_the_names_of_the_flags() -> None:
+    """Several numbers as they are written on the command line."""
+    assert asked_for(Plan((1, 8), 2, 0.5)) == {"sessions": "1,8", "rounds": 2, "seconds": 0.5}
+
+
+def test_a_csv_is_refused_before_anything_is_measured(reelwire: Reelwire, tmp_path: Path) -> None:
+    """Where its folder isn't there, or is in its place; wrong usage, with what is accepted."""
+    for name in ("schedule", "broker", "payload", "soak"):
+        done = reelwire("bench", name, "--csv", "nowhere/mine.csv")
+        assert (done.code, done.out) == (2, "")
+        assert "csv: the folder nowhere is not there; accepted: a folder that exists" in done.err
+    with pytest.raises(RequestError, match="is a folder; accepted: a file"):
+        check_csv(tmp_path)
+    check_csv(tmp_path / "mine.csv")
+    assert not (tmp_path / "nowhere").exists()
+
+
+@pytest.mark.parametrize("name", ["schedule", "broker", "payload", "soak"])
+def test_help_says_that_a_miss_ends_with_0(name: str, reelwire: Reelwire) -> None:
+    """And which flag makes it a failure."""
+    shown = " ".join(reelwire("bench", name, "--help").out.split())
+    assert "--strict" in shown
+    assert "exit with 0, it only measures" in shown
 
 
 def test_a_csv_that_cannot_be_written_is_refused_by_its_flag(tmp_path: Path) -> None:

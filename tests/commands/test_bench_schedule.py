@@ -43,6 +43,15 @@ def test_a_short_run_plays_every_client_in_every_mode(reelwire: Reelwire, tmp_pa
             assert 0 < row["p50_ms"] <= row["p90_ms"] <= row["p99_ms"]
     with (tmp_path / "benchmarks" / "schedule.csv").open(newline="") as file:
         assert len(list(csv.DictReader(file))) == len(said["rows"])
+    assert "modes: a, condition and control together" in said["notes"][0]
+    phases = [line for line in done.err.splitlines() if " of 5: sessions " in line]
+    assert [line.partition("sessions ")[2] for line in phases] == [
+        "reacting, by index",
+        "holding, early",
+        "holding, late",
+        "changing, early",
+        "changing, late",
+    ]
     pictures = sorted(path.name for path in (tmp_path / "pictures").glob("*.png"))
     assert len(pictures) == 15
     assert "c-holding-late.png" in pictures

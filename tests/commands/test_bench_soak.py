@@ -24,12 +24,18 @@ def test_a_short_run_leaves_no_descriptor_thread_or_segment(reelwire: Reelwire, 
     assert done.code == 0, done.err
     said = json.loads(done.out)
     phases = {(row["phase"], row["process"]) for row in said["rows"]}
-    assert phases == {(phase, process) for phase in ("one session", "sessions") for process in ("broker", "one", "two")}
+    assert phases == {
+        (phase, process) for phase in ("one session", "sessions") for process in ("broker", "worker-1", "worker-2")
+    }
     assert {row["chunks"] for row in said["rows"]} == {9, 6}  # of the long session the last one is taken after the look
     assert all(row["growth_mb"] == pytest.approx(row["after_mb"] - row["before_mb"]) for row in said["rows"])
     counted = [bound for bound in said["bounds"] if not bound["what"].endswith("MB")]
     assert [bound["what"] for bound in counted if not bound["holds"]] == []
     assert len(counted) == 7
+    assert {row["bound"] for row in said["rows"]} == {"growth_mb <= 5", "growth_mb <= 5; files <= 0; threads <= 0"}
+    for bound in said["bounds"][:-1]:
+        row = said["rows"][bound["row"]]
+        assert bound["what"].startswith(f"{row['phase']}: {row['process']}")
     assert (tmp_path / "mine.csv").read_text().count("\n") == 1 + len(said["rows"])
 
 
@@ -60,11 +66,15 @@ def test_what_was_not_measured_is_not_said_to_hold() -> None:
     """A process of which the system says nothing has empty cells and no bound that holds; growth counts in 1,000,000 bytes."""
     small, large = Usage(10_000_000, 8, 3, 0.0), Usage(15_000_001, 8, 4, 1.0)
     span = Span(
-        "sessions", 6, 1.0, {"broker": small, "one": None, "two": small}, {"broker": large, "one": large, "two": None}
+        "sessions",
+        6,
+        1.0,
+        {"broker": small, "worker-1": None, "worker-2": small},
+        {"broker": large, "worker-1": large, "worker-2": None},
     )
     rows = {row[1]: row for row in span.rows()}
     assert rows["broker"][4:] == pytest.approx((10.0, 15.000001, 5.000001, 8, 8, 3, 4))
-    assert rows["one"][4:] == rows["two"][4:] == (None,) * 7
+    assert rows["worker-1"][4:] == rows["worker-2"][4:] == (None,) * 7
     verdicts = [bound.verdict for bound in span.bounds()]
     assert verdicts == ["MISSED", "holds", "MISSED", *["not measured"] * 6]
 

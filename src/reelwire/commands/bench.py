@@ -1,7 +1,8 @@
 """`reelwire bench NAME`: the benchmarks, as tables, as JSON, and as rows of a CSV.
 
 One command per benchmark: it takes the flags, calls ``run`` of its module ``bench_NAME.py``, which is imported only then,
-and hands the report to `publish`. A bound that is missed is printed as missed; it is no failure of the command.
+and hands the report to `publish`. A bound that is missed is printed as missed; it is a failure of the command with
+``--strict`` alone.
 """
 
 from __future__ import annotations
@@ -14,11 +15,24 @@ import typer
 from .shared import Json
 
 bench = typer.Typer(
-    help="Benchmarks: tables, JSON, and rows in benchmarks/NAME.csv.", no_args_is_help=True, rich_markup_mode=None
+    help="Benchmarks: tables, JSON, and rows in benchmarks/NAME.csv. They measure: a bound that is missed is printed as "
+    "missed, and the exit code is 0 all the same, unless --strict is given.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
 )
 
 Csv = Annotated[
-    Path | None, typer.Option("--csv", help="Where the rows are appended. (default: benchmarks/NAME.csv here)")
+    Path | None,
+    typer.Option(
+        "--csv", help="Where the rows are appended; its folder must be there. (default: benchmarks/NAME.csv here)"
+    ),
+]
+Strict = Annotated[
+    bool,
+    typer.Option(
+        "--strict",
+        help="Exit with 1 if a bound is missed or couldn't be measured. (default: exit with 0, it only measures)",
+    ),
 ]
 
 
@@ -32,14 +46,16 @@ def schedule(
     rounds: Annotated[int, typer.Option(min=1, help="Sessions of each kind, side by side.")] = 5,
     timeline: Annotated[Path | None, typer.Option(help="Folder for a picture of each kind's first chunks.")] = None,
     path: Csv = None,
+    strict: Strict = False,
     as_json: Json = False,
 ) -> None:
     """Chunk period and latencies of emulated stages, beside what can't be beaten."""
-    from .bench_report import publish
+    from .bench_report import check_csv, publish
     from .bench_schedule import Plan, run
 
+    check_csv(path)
     report = run(Plan(encode_s, denoise_s, decode_s, chunks, warmup, rounds), timeline)
-    publish(report, as_json=as_json, path=path)
+    publish(report, as_json=as_json, path=path, strict=strict)
 
 
 @bench.command()
@@ -48,26 +64,30 @@ def broker(
     rounds: Annotated[int, typer.Option(min=1, help="Turns of broker and forwarder for each of them.")] = 3,
     seconds: Annotated[float, typer.Option(min=0.05, help="Length of a turn.")] = 1.5,
     path: Csv = None,
+    strict: Strict = False,
     as_json: Json = False,
 ) -> None:
     """Chunks a second that the broker serves and what it computes for each, beside a bare forwarder."""
     from .bench_broker import Plan, counts, run
-    from .bench_report import publish
+    from .bench_report import check_csv, publish
 
-    publish(run(Plan(counts(sessions), rounds, seconds)), as_json=as_json, path=path)
+    check_csv(path)
+    publish(run(Plan(counts(sessions), rounds, seconds)), as_json=as_json, path=path, strict=strict)
 
 
 @bench.command()
 def payload(
     rounds: Annotated[int, typer.Option(min=1, help="How often each size crosses, each way.")] = 200,
     path: Csv = None,
+    strict: Strict = False,
     as_json: Json = False,
 ) -> None:
     """A tensor to another process and one byte back: shared memory beside ZeroMQ's ipc, and beside one copy."""
     from .bench_payload import Plan, run
-    from .bench_report import publish
+    from .bench_report import check_csv, publish
 
-    publish(run(Plan(rounds)), as_json=as_json, path=path)
+    check_csv(path)
+    publish(run(Plan(rounds)), as_json=as_json, path=path, strict=strict)
 
 
 @bench.command()
@@ -78,10 +98,14 @@ def soak(
     session_chunks: Annotated[int, typer.Option(min=1, help="Chunks of each.")] = 5,
     warmup_sessions: Annotated[int, typer.Option(min=0, help="Those before memory is first looked at.")] = 30,
     path: Csv = None,
+    strict: Strict = False,
     as_json: Json = False,
 ) -> None:
     """What broker and workers hold after a long session and many short ones."""
-    from .bench_report import publish
+    from .bench_report import check_csv, publish
     from .bench_soak import Plan, run
 
-    publish(run(Plan(chunks, warmup, sessions, session_chunks, warmup_sessions)), as_json=as_json, path=path)
+    check_csv(path)
+    publish(
+        run(Plan(chunks, warmup, sessions, session_chunks, warmup_sessions)), as_json=as_json, path=path, strict=strict
+    )

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from ..errors import RequestError
 from .bench_forwarder import ForwarderPeers
 from .bench_lean import LeanPeers
-from .bench_report import Bound, Report, load_before
+from .bench_report import Bound, Cell, Report, asked_for, load_before, phases
 from .bench_stack import cpu_s, helper, stack
 
 if TYPE_CHECKING:
@@ -39,6 +39,7 @@ COLUMNS = (
     "forwarder_cpu_us",
     "rate_of_forwarder",
     "cpu_of_forwarder",
+    f"rate_of_{REFERENCE}",
 )
 _FORWARDER = (
     "import sys; from reelwire.commands.bench_forwarder import forward; forward(sys.argv[1], *map(int, sys.argv[2:]))"
@@ -87,10 +88,13 @@ def run(plan: Plan) -> Report:
     import zmq
 
     load = load_before()
+    measured_s = 2.1 * len(plan.sessions) * plan.rounds * plan.seconds
+    expected = f"{measured_s:.0f} s, and with many sessions at least as long again to open and end them"
+    numbers = phases("broker", expected, plan.sessions, lambda number: f"{number} at once, {plan.rounds} turns of each")
     found: dict[int, tuple[list[Turn], list[Turn]]] = {}
     with stack({}, {"sessions_per_client_max": SESSIONS_MAX}) as running, zmq.Context() as context:
         pid = running.pids()["broker"]
-        for number in plan.sessions:
+        for number in numbers:
             found[number] = ([], [])
             for _ in range(plan.rounds):
                 found[number][0].append(_broker_turn(context, running.endpoint, pid, number, plan.seconds))
@@ -141,25 +145,27 @@ def _forwarder(clients: int) -> Iterator[tuple[str, int]]:
             yield endpoint, process.pid
 
 
-def _report(plan: Plan, found: dict[int, tuple[list[Turn], list[Turn]]], load: str) -> Report:
-    rows = []
-    for number, (served, forwarded) in found.items():
+def _report(plan: Plan, found: dict[int, tuple[list[Turn], list[Turn]]], load: float) -> Report:
+    rows: list[tuple[Cell, ...]] = []
+    bounds: list[Bound] = []
+    reference = _medians(found[REFERENCE][0])[0] if REFERENCE in found else None
+    for at, (number, (served, forwarded)) in enumerate(found.items()):
         rate, cpu_us = _medians(served)
         bare_rate, bare_cpu_us = _medians(forwarded)
-        rows.append((number, rate, cpu_us, bare_rate, bare_cpu_us, rate / bare_rate, cpu_us / bare_cpu_us))
-    by_number = {row[0]: row for row in rows}
-    bounds = []
-    if REFERENCE in by_number:
-        _, rate, _, _, _, share, times = by_number[REFERENCE]
-        bounds = [
-            Bound(f"{REFERENCE} sessions: rate, of the forwarder's", share, RATE_SHARE_LEAST, "least"),
-            Bound(f"{REFERENCE} sessions: broker's CPU per chunk, of the forwarder's", times, CPU_TIMES_MOST),
-        ]
-        if MANY in by_number:
-            share = by_number[MANY][1] / rate
-            bounds.append(Bound(f"rate at {MANY} sessions, of that at {REFERENCE}", share, MANY_SHARE_LEAST, "least"))
+        share, times = rate / bare_rate, cpu_us / bare_cpu_us
+        of_reference = rate / reference if reference else None
+        rows.append((number, rate, cpu_us, bare_rate, bare_cpu_us, share, times, of_reference))
+        if number == REFERENCE:
+            name = f"{number} sessions: rate, of the forwarder's"
+            bounds.append(Bound(name, share, RATE_SHARE_LEAST, "least", 0.0, at, "rate_of_forwarder"))
+            name = f"{number} sessions: broker's CPU per chunk, of the forwarder's"
+            bounds.append(Bound(name, times, CPU_TIMES_MOST, "most", 0.0, at, "cpu_of_forwarder"))
+        elif number == MANY and of_reference is not None:
+            name = f"rate at {number} sessions, of that at {REFERENCE}"
+            bounds.append(Bound(name, of_reference, MANY_SHARE_LEAST, "least", 0.0, at, f"rate_of_{REFERENCE}"))
     title = f"Broker: three no-op stages, medians of {plan.rounds} turns of {plan.seconds:g} s, and a bare forwarder between"
-    return Report("broker", title, COLUMNS, rows, bounds, [load])
+    note = f"load of the machine before: {load:.2f}"
+    return Report("broker", title, COLUMNS, rows, bounds, [note], asked=asked_for(plan), load=load)
 
 
 def _medians(turns: list[Turn]) -> tuple[float, float]:

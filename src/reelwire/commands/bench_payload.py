@@ -12,6 +12,7 @@ Pool and reader are warm, as they are in a stream after its first chunks.
 
 from __future__ import annotations
 
+import math
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -25,7 +26,7 @@ from .. import segments, tensors, wire
 from ..errors import ReelwireError
 from ..messages import Artifact, TaskDone
 from ..tensors import Inline, TensorRef
-from .bench_report import Bound, Report, Spread, load_before
+from .bench_report import Bound, Report, Spread, asked_for, load_before, phases
 from .bench_stack import helper
 
 if TYPE_CHECKING:
@@ -41,6 +42,8 @@ COLUMNS = ("nbytes", "way", "count", "p50_ms", "p90_ms", "of_copy", "of_ipc")
 WARM_UP = 10
 LOOK_BYTES = 64 << 10
 POOL_BYTES = 256 << 20
+COPIED_PER_S, TURNS_S = 4e9, 0.001
+"""Of bytes and of one round's turns: to say beforehand how long it takes, and for nothing else."""
 ANSWER_LIMIT_MS = 20_000
 COPY_SHARE, EXTRA_MS, IPC_SHARE = 1.5, 0.3, 0.5
 _CONSUMER = "import sys; from reelwire.commands.bench_payload import consume; consume(sys.argv[1], int(sys.argv[2]))"
@@ -65,9 +68,12 @@ def run(plan: Plan) -> Report:
     except segments.MemoryUnavailableError as error:
         raise ReelwireError(str(error.strerror or error)) from error
     load = load_before()
+    crossing_s = 2 * sum(plan.sizes) / COPIED_PER_S + len(plan.sizes) * TURNS_S
+    expected = f"about {math.ceil((plan.rounds + WARM_UP) * crossing_s)} s on an idle machine"
+    sizes = phases("payload", expected, plan.sizes, lambda nbytes: f"{nbytes} bytes, {plan.rounds} rounds")
     try:
         with _consumer() as socket:
-            times = {nbytes: _measured(pool, socket, nbytes, plan.rounds) for nbytes in plan.sizes}
+            times = {nbytes: _measured(pool, socket, nbytes, plan.rounds) for nbytes in sizes}
     finally:
         pool.close()
     return _report(plan, times, load)
@@ -161,7 +167,7 @@ def _asked(socket: zmq.Socket[bytes], ref: TensorRef) -> bytes:
     return socket.recv()
 
 
-def _report(plan: Plan, times: dict[int, dict[Way, list[float]]], load: str) -> Report:
+def _report(plan: Plan, times: dict[int, dict[Way, list[float]]], load: float) -> Report:
     spreads = {nbytes: {way: Spread.of(taken) for way, taken in by.items()} for nbytes, by in times.items()}
     medians = {nbytes: {way: 1000 * spread.p50 for way, spread in by.items()} for nbytes, by in spreads.items()}
     rows = [
@@ -179,13 +185,13 @@ def _report(plan: Plan, times: dict[int, dict[Way, list[float]]], load: str) -> 
     ]
     largest = medians[plan.sizes[0]]
     name = f"{plan.sizes[0]} bytes through shared memory"
+    copied, half = COPY_SHARE * largest["copy"] + EXTRA_MS, IPC_SHARE * largest["ipc"]
+    shared = next(at for at, row in enumerate(rows) if row[:2] == (plan.sizes[0], "shared"))
+    beside = f"{name}, ms; {COPY_SHARE} x a copy + {EXTRA_MS} ms"
     bounds = [
-        Bound(
-            f"{name}, ms; {COPY_SHARE} x a copy + {EXTRA_MS} ms",
-            largest["shared"],
-            COPY_SHARE * largest["copy"] + EXTRA_MS,
-        ),
-        Bound(f"{name}, ms; half of ipc", largest["shared"], IPC_SHARE * largest["ipc"]),
+        Bound(beside, largest["shared"], copied, "most", 0.0, shared, "p50_ms"),
+        Bound(f"{name}, ms; half of ipc", largest["shared"], half, "most", 0.0, shared, "p50_ms"),
     ]
     title = f"Payload: a tensor to another process and one byte back, {plan.rounds} rounds after {WARM_UP}"
-    return Report("payload", title, COLUMNS, rows, bounds, [load])
+    note = f"load of the machine before: {load:.2f}"
+    return Report("payload", title, COLUMNS, rows, bounds, [note], asked=asked_for(plan), load=load)

@@ -13,22 +13,25 @@ import math
 import os
 import platform
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal, TypeVar
 
-from ..errors import RequestError
-from .shared import print_json, print_table, tell
+from ..errors import ReelwireError, RequestError
+from .shared import console, print_json, print_table, tell
 
 Cell = bool | int | float | str | None
 Kind = Literal["most", "least", "near"]
+T = TypeVar("T")
 
 FOLDER = Path("benchmarks")
 VERSIONS_OF = ("reelwire", "pyzmq", "numpy", "torch")
 GIT_LIMIT_S = 10.0
 BOUNDS_SHOWN_MAX = 16
+LOAD_SHARE_MOST = 0.5
+"""Of the cores: a machine that was busier before measures what else it does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +44,8 @@ class Bound:
         bound: what it is compared to.
         kind: ``most`` and ``least`` compare with the bound itself, ``near`` with both sides of it.
         slack: how far from the bound it may lie, in the unit of the bound.
+        row: the number of the report's row that it is about, if one says it.
+        of: what of that row is held against it, in a word.
     """
 
     what: str
@@ -48,6 +53,8 @@ class Bound:
     bound: float
     kind: Kind = "most"
     slack: float = 0.0
+    row: int | None = None
+    of: str = ""
 
     @property
     def holds(self) -> bool:
@@ -83,9 +90,14 @@ class Report:
         name: the benchmark; its rows are kept in ``benchmarks/NAME.csv``.
         title: stands over the table.
         columns: names of the rows' cells, units in the names.
-        rows: one line of the table and of the CSV each.
+        rows: one line of the table and of the CSV each; where a column is called ``verdict``, the bounds of rows aren't
+            listed again under the table.
         bounds: numbers with what they are held against; one that doesn't hold is printed as missed.
         notes: sentences that the reader of the numbers should know.
+        legend: lines under the table without which it can't be read.
+        heads: what stands over the columns of the table, if not their names.
+        asked: what was asked for, by the names of the flags.
+        load: of the machine before it began, as processes that ran or wanted to on average of the last minute.
     """
 
     name: str
@@ -94,40 +106,99 @@ class Report:
     rows: Sequence[Sequence[Cell]]
     bounds: Sequence[Bound] = ()
     notes: Sequence[str] = ()
+    legend: Sequence[str] = ()
+    heads: Sequence[str] = ()
+    asked: Mapping[str, Cell] = field(default_factory=dict)
+    load: float | None = None
+
+    def kept(self) -> list[dict[str, Cell]]:
+        """Its rows by column, each with its bounds and whether they hold."""
+        found = []
+        for number, row in enumerate(self.rows):
+            mine = [bound for bound in self.bounds if bound.row == number]
+            said: dict[str, Cell] = {
+                "bound": "; ".join(f"{bound.of} {bound.accepted}" for bound in mine),
+                "verdict": verdict(mine),
+            }
+            found.append({**dict(zip(self.columns, row, strict=True)), **said})
+        return found
+
+    def faults(self) -> str:
+        """How many bounds don't hold, in words; empty if all do."""
+        counts = {what: sum(bound.verdict == what for bound in self.bounds) for what in ("MISSED", "not measured")}
+        return ", ".join(f"{count} of {len(self.bounds)} {what.lower()}" for what, count in counts.items() if count)
+
+    def doubt(self) -> str:
+        """A sentence for a machine that had something else to do; else empty."""
+        if self.load is None or self.load <= LOAD_SHARE_MOST * cores():
+            return ""
+        return (
+            f"the load of the machine before was {self.load:.2f} on {cores()} cores: these numbers are of what else ran "
+            "there too; measure again on a machine that does nothing else"
+        )
 
 
-def publish(report: Report, *, as_json: bool, path: Path | None = None) -> None:
+def verdict(bounds: Sequence[Bound]) -> str:
+    """Whether the bounds of a row hold, and which don't; empty if there are none."""
+    for fault in ("MISSED", "not measured"):
+        found = [bound.of for bound in bounds if bound.verdict == fault]
+        if found:
+            return f"{fault} {' '.join(found)}"
+    return "holds" if bounds else ""
+
+
+def check_csv(path: Path | None) -> None:
+    """Refuse a file that can't be where it is asked for, before anything is measured.
+
+    Raises:
+        RequestError: its folder isn't there, or it is a folder.
+    """
+    if path is not None and not path.parent.is_dir():
+        raise RequestError("csv", f"the folder {path.parent} is not there; accepted: a folder that exists")
+    if path is not None and path.is_dir():
+        raise RequestError("csv", f"{path} is a folder; accepted: a file")
+
+
+def publish(report: Report, *, as_json: bool, path: Path | None = None, strict: bool = False) -> None:
     """Print a report, and append its rows to its CSV.
 
     Args:
         report: what was found.
         as_json: one JSON document instead of tables.
-        path: the CSV; None: ``benchmarks/NAME.csv`` of the working folder.
+        path: the CSV; None: ``benchmarks/NAME.csv`` of the working folder, which is made.
+        strict: a bound that doesn't hold is an error, after all was printed and kept.
 
     Raises:
         RequestError: the CSV can't be written.
+        ReelwireError: a bound doesn't hold, and `strict` asks for it.
     """
-    path = path or FOLDER / f"{report.name}.csv"
-    where = origin()
+    place = path or FOLDER / f"{report.name}.csv"
+    where = {**origin(), "load_before": report.load}
     if as_json:
         print_json(
             {
                 "benchmark": report.name,
                 **where,
-                "rows": [dict(zip(report.columns, row, strict=True)) for row in report.rows],
+                "asked": dict(report.asked),
+                "rows": report.kept(),
                 "bounds": [{**asdict(bound), "holds": bound.holds} for bound in report.bounds],
                 "missed": _count(report, "MISSED"),
                 "not_measured": _count(report, "not measured"),
-                "notes": list(report.notes),
-                "csv": str(path),
+                "notes": [*report.legend, *report.notes, *filter(None, (report.doubt(),))],
+                "csv": str(place),
             }
         )
     else:
         _print(report)
+    asked = {f"asked_{name}": cell for name, cell in report.asked.items()}
     try:
-        append(path, [{**where, **dict(zip(report.columns, row, strict=True))} for row in report.rows])
+        if path is None:
+            FOLDER.mkdir(exist_ok=True)
+        append(place, [{**where, **asked, **row} for row in report.kept()])
     except OSError as error:
-        raise RequestError("csv", f"{path} can't be written ({error.strerror}); accepted: a file") from None
+        raise RequestError("csv", f"{place} can't be written ({error.strerror}); accepted: a file") from None
+    if strict and report.faults():
+        raise ReelwireError(f"bench {report.name}: bounds: {report.faults()}")
 
 
 def _count(report: Report, verdict: str) -> int:
@@ -135,20 +206,50 @@ def _count(report: Report, verdict: str) -> int:
 
 
 def _print(report: Report) -> None:
-    """The rows, and the bounds: all of a few, of many those that don't hold."""
-    columns = [column.replace("_", " ") for column in report.columns]
+    """The rows, and the bounds that they don't tell of: all of a few, of many those that don't hold."""
+    columns = report.heads or [column.replace("_", " ") for column in report.columns]
     print_table(report.title, columns, report.rows, number=".4g", lines=False)
-    printed = [each for each in report.bounds if len(report.bounds) <= BOUNDS_SHOWN_MAX or not each.holds]
-    counts = [(_count(report, "MISSED"), "missed"), (_count(report, "not measured"), "not measured")]
-    faults = ", ".join(f"{count} of {len(report.bounds)} {what}" for count, what in counts if count)
-    title = f"Bounds: {faults or f'all {len(report.bounds)} hold'}"
+    screen = console()
+    for line in report.legend:
+        screen.print(line)
+    told = "verdict" in report.columns
+    listed = [each for each in report.bounds if not (told and each.row is not None)]
+    printed = [each for each in listed if len(listed) <= BOUNDS_SHOWN_MAX or not each.holds]
+    title = f"Bounds: {report.faults() or f'all {len(report.bounds)} hold'}"
     if printed:
         lines = [(each.what, each.measured, each.accepted, each.verdict) for each in printed]
         print_table(title, ("what", "measured", "accepted", ""), lines, number=".4g", lines=False)
     elif report.bounds:
-        tell(title)
+        screen.print(title)
+    if report.doubt():
+        screen.print(report.doubt())
     for note in report.notes:
         tell(note)
+
+
+def phases(name: str, expected: str, found: Sequence[T], words: Callable[[T], str]) -> Iterator[T]:
+    """Say on standard error how long a benchmark takes, and in the course of its phases where it stands.
+
+    Args:
+        name: of the benchmark.
+        expected: how long it takes, in words.
+        found: the phases.
+        words: one of them, in words.
+    """
+    tell(f"bench {name} takes {expected}")
+
+    def told() -> Iterator[T]:
+        for number, phase in enumerate(found, start=1):
+            tell(f"bench {name}: {number} of {len(found)}: {words(phase)}")
+            yield phase
+
+    return told()
+
+
+def asked_for(plan: Any) -> dict[str, Cell]:
+    """The fields of a plan as cells; several numbers as one text."""
+    fields = asdict(plan).items()
+    return {name: ",".join(map(str, cell)) if isinstance(cell, tuple) else cell for name, cell in fields}
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,13 +273,13 @@ class Spread:
         return 1e3 * self.mean, 1e3 * self.p50, 1e3 * self.p90, 1e3 * self.p99
 
 
-def load_before() -> str:
-    """A note: how busy the machine was before a benchmark began."""
-    return f"load of the machine before: {os.getloadavg()[0]:.2f}"
+def load_before() -> float:
+    """How busy the machine is: to be asked before a benchmark begins."""
+    return os.getloadavg()[0]
 
 
 def append(path: Path, rows: Sequence[Mapping[str, Cell]]) -> None:
-    """Append rows to a CSV, made with its folder if it isn't there; older rows lack the columns that came later.
+    """Append rows to a CSV, made if it isn't there; older rows lack the columns that came later.
 
     Raises:
         OSError: it can't be written.
@@ -193,7 +294,6 @@ def append(path: Path, rows: Sequence[Mapping[str, Cell]]) -> None:
         reader = csv.DictReader(old)
         before, names = list(reader), list(reader.fieldnames or ())
     names += [name for name in rows[0] if name not in names]
-    path.parent.mkdir(parents=True, exist_ok=True)
     with replacing(path) as part, part.open("w", newline="", encoding="utf-8") as new:
         writer = csv.DictWriter(new, names, restval="", lineterminator="\n", extrasaction="ignore")
         writer.writeheader()
@@ -202,20 +302,35 @@ def append(path: Path, rows: Sequence[Mapping[str, Cell]]) -> None:
 
 
 def origin() -> dict[str, Cell]:
-    """When and with what something is measured: time, commit, versions, kernel, cores."""
+    """When and with what something is measured: time, commit, versions, kernel, processor, cores."""
     versions: dict[str, Cell] = dict.fromkeys(VERSIONS_OF, "")
     for name in VERSIONS_OF:
         with suppress(importlib.metadata.PackageNotFoundError):
             versions[name] = importlib.metadata.version(name)
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return {
         "time": dt.datetime.now(dt.UTC).isoformat(timespec="seconds"),
         "commit": commit(),
         **versions,
         "python": platform.python_version(),
         "kernel": platform.release(),
-        "cores": cores,
+        "processor": processor(),
+        "cores": cores(),
     }
+
+
+def cores() -> int:
+    """How many this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def processor() -> str:
+    """The processor's model, where the system tells it, else its architecture."""
+    with suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines():
+            name, _, value = line.partition(":")
+            if name.strip() == "model name":
+                return value.strip()
+    return platform.processor() or platform.machine()
 
 
 def commit() -> str:

@@ -8,13 +8,14 @@ segments of shared memory when all processes are gone.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ..errors import ReelwireError, RequestError
-from .bench_report import Bound, Cell, Report
+from .bench_report import Bound, Cell, Report, asked_for, load_before, phases
 from .bench_stack import Stack, Usage, stack
 
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ COLUMNS = (
 LONG, SHORT = "one session", "sessions"
 MB = 1e6
 GROWTH_MB = 5.0
-WORKERS = {"one": ("encode", "decode"), "two": ("denoise",)}
+WORKERS = {"worker-1": ("encode", "decode"), "worker-2": ("denoise",)}
 OPTIONS = {
     "encode_s": "0.0005",
     "denoise_s": "0.001",
@@ -49,6 +50,8 @@ OPTIONS = {
 }
 KEYS = ("w", "d")
 LIMIT_S = 60.0
+CHUNK_S, SESSION_S = 0.006, 0.05
+"""Of a chunk and of a session's opening: to say beforehand how long it takes, and for nothing else."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,18 +94,23 @@ class Span:
                 held = (*memory, before.descriptors, after.descriptors, before.threads, after.threads)
             yield self.phase, process, self.chunks, self.seconds, *held
 
-    def bounds(self) -> Iterator[Bound]:
-        """What no process may do in this phase; descriptors and threads are counted between sessions alone."""
-        for process, before in self.before.items():
+    def bounds(self, first: int = 0) -> Iterator[Bound]:
+        """What no process may do in this phase; descriptors and threads are counted between sessions alone.
+
+        Args:
+            first: number of this phase's first row in the report.
+        """
+        for row, (process, before) in enumerate(self.before.items(), start=first):
             after = self.after[process]
             memory = files = threads = None
             if before is not None and after is not None:
                 memory = (after.resident_bytes - before.resident_bytes) / MB
                 files, threads = after.descriptors - before.descriptors, after.threads - before.threads
-            yield Bound(f"{self.phase}: {process} grows by, MB", memory, GROWTH_MB)
+            name = f"{self.phase}: {process}"
+            yield Bound(f"{name} grows by, MB", memory, GROWTH_MB, "most", 0.0, row, "growth_mb")
             if self.phase == SHORT:
-                yield Bound(f"{self.phase}: {process}, more descriptors", files, 0)
-                yield Bound(f"{self.phase}: {process}, more threads", threads, 0)
+                yield Bound(f"{name}, more descriptors", files, 0, "most", 0.0, row, "files")
+                yield Bound(f"{name}, more threads", threads, 0, "most", 0.0, row, "threads")
 
 
 def run(plan: Plan) -> Report:
@@ -119,17 +127,22 @@ def run(plan: Plan) -> Report:
     if plan.warmup_sessions >= plan.sessions:
         raise RequestError("warmup_sessions", f"{plan.warmup_sessions} is not accepted; accepted: less than sessions")
     there = set(segment_files.abandoned())
-    began = time.monotonic()
+    load, began = load_before(), time.monotonic()
     options: dict[str, object] = {"pipeline": "emulated", "options": OPTIONS}
+    expected_s = plan.chunks * CHUNK_S + plan.sessions * (SESSION_S + plan.session_chunks * CHUNK_S)
+    words = {_long: f"{plan.chunks} chunks in one session", _short: f"{plan.sessions} sessions one after the other"}
+    played = phases("soak", f"about {math.ceil(expected_s)} s on an idle machine", list(words), words.__getitem__)
     workers = {name: {**options, "stages": stages} for name, stages in WORKERS.items()}
     with stack(workers) as running, Client(running.endpoint) as client:
-        spans = [_long(running, client, plan), _short(running, client, plan)]
+        spans = [play(running, client, plan) for play in played]
     left = set(segment_files.abandoned()) - there
     rows = [row for span in spans for row in span.rows()]
     title = f"Soak: {plan.chunks} chunks in one session, then {plan.sessions} sessions of {plan.session_chunks}"
     notes = [f"{time.monotonic() - began:.1f} s in all; memory is resident, in 1,000,000 bytes"]
-    bounds = [bound for span in spans for bound in span.bounds()]
-    return Report("soak", title, COLUMNS, rows, [*bounds, Bound("folders of segments left", len(left), 0)], notes)
+    notes.append(f"load of the machine before: {load:.2f}")
+    bounds = [bound for span in spans for bound in span.bounds([row[0] for row in rows].index(span.phase))]
+    bounds.append(Bound("folders of segments left", len(left), 0))
+    return Report("soak", title, COLUMNS, rows, bounds, notes, asked=asked_for(plan), load=load)
 
 
 def _long(running: Stack, client: Client, plan: Plan) -> Span:
