@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import threading
 import weakref
 from collections.abc import Mapping
 from types import TracebackType
@@ -233,3 +234,22 @@ class Client(ClientShell):
         except TimeoutError:
             left(until)  # raises if it is the caller's time that is over
             raise self._unanswered() from None
+
+
+def first_pipelines(client: Client, timeout_s: float) -> dict[str, StreamSpec]:
+    """What sessions can be opened of, by name, once the first worker has come.
+
+    Args:
+        client: connected.
+        timeout_s: how long to wait for it, in seconds.
+
+    Raises:
+        TimeoutError: none came.
+        BrokerUnreachable: the connection is lost.
+    """
+    until, told = deadline(timeout_s), threading.Event()
+    with client._link.watching("", told.set):  # noqa: SLF001  the client is of this module
+        while not (pipelines := client.pipelines):
+            told.wait(left(until))
+            told.clear()
+    return pipelines

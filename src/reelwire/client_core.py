@@ -233,6 +233,7 @@ class ClientCore:
                 self._lose(f"the broker dropped this client ({message.code}): {message.message}")
             case m.Welcome():  # again, over the same attachment: there are other pipelines now
                 self.welcome = message
+                self._desk.act(e.Changed())
             case m.SessionOpened():
                 self._streams.opened(message)
             case m.SessionRefused():

@@ -13,7 +13,7 @@ import pytest
 
 from reelwire.media import read_video
 
-from .conftest import Ended, Reelwire, running
+from .conftest import LAB, Ended, Reelwire, running
 
 FIRST, NEXT = 5, 4
 """Frames of the lab pipeline's chunks."""
@@ -144,6 +144,25 @@ def test_an_unknown_pipeline_is_answered_with_the_known_ones(reelwire: Reelwire,
     ended = reelwire("stream", "--pipeline", "moon", "--endpoint", lab)
     assert ended.code == 2
     assert "pipeline: 'moon' is unknown; accepted: lab" in ended.sentence()
+
+
+def test_a_stream_waits_for_the_first_worker(broker: str, tmp_path: Path) -> None:
+    """Begun before any worker is there, it says that it waits, and is made when one has come."""
+    flags = ["--pipeline", "lab", "--chunks", "1", "--worker-wait", "80", "--out", "lab.mp4", "--endpoint", broker]
+    with running("stream", *flags, cwd=tmp_path) as process:
+        assert process.stderr is not None
+        assert "waits up to 80 s for a worker" in process.stderr.readline()
+        with running("worker", "--broker", broker, "--pipeline", LAB, cwd=tmp_path):
+            _, err = process.communicate(timeout=80)
+    assert process.returncode == 0, err
+    assert (tmp_path / "lab.mp4").exists()
+
+
+def test_without_any_worker_the_work_failed_and_the_usage_is_right(reelwire: Reelwire, broker: str) -> None:
+    """Exit code 1 after the wait, so that a script can tell it from a wrong name."""
+    ended = reelwire("stream", "--pipeline", "lab", "--worker-wait", "0", "--endpoint", broker)
+    assert ended.code == 1
+    assert "no worker has come yet" in ended.sentence()
 
 
 def test_a_stage_error_keeps_what_was_made(reelwire: Reelwire, lab: str, tmp_path: Path) -> None:

@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ..errors import RequestError
+from ..errors import ReelwireError, RequestError
 from .shared import Binding, ConfigFile, Endpoint, Json, Pace, Policy, assignments, load_settings, print_json, tell
 
 if TYPE_CHECKING:
+    from .. import Client
     from ..parts import ChunkTiming
     from ..spec import StreamSpec
     from .plan import FirstLook, StreamFlags
@@ -39,6 +40,9 @@ _Poses = Annotated[
 ]
 _Timeline = Annotated[
     Path | None, typer.Option(help="A PNG to draw of when each chunk passed what; a trace file goes beside it.")
+]
+_WorkerWait = Annotated[
+    float, typer.Option("--worker-wait", min=0, help="Seconds to wait for a first worker, which may still load.")
 ]
 
 
@@ -70,6 +74,7 @@ def stream(
     ] = None,
     out: Annotated[Path, typer.Option(help="The MP4 to write; the record goes beside it.")] = Path("world.mp4"),
     timeline: _Timeline = None,
+    worker_wait: _WorkerWait = 30.0,
     endpoint: Endpoint = None,
     config: ConfigFile = None,
     as_json: Json = False,
@@ -109,11 +114,13 @@ def stream(
         timeline=timeline,
     )
     look = first_look(flags)
-    record = _streamed(flags, look, endpoint, config, quiet=as_json)
+    record = _streamed(flags, look, endpoint, config, worker_wait, quiet=as_json)
     _report(flags, look, record, as_json)
 
 
-def _streamed(flags: StreamFlags, look: FirstLook, endpoint: str | None, config: Path | None, *, quiet: bool) -> Record:
+def _streamed(
+    flags: StreamFlags, look: FirstLook, endpoint: str | None, config: Path | None, wait_s: float, *, quiet: bool
+) -> Record:
     from ..media import load_image
     from ..settings import ClientSettings
     from .local import stopped_by_signals
@@ -127,16 +134,39 @@ def _streamed(flags: StreamFlags, look: FirstLook, endpoint: str | None, config:
     from .. import Client
 
     with stopped_by_signals(), Client(**asdict(settings)) as client:
-        pipelines = client.pipelines
-        if name not in pipelines:
-            raise RequestError(
-                "pipeline", f"{name!r} is unknown; accepted: {', '.join(sorted(pipelines)) or 'none yet'}"
-            )
-        spec = pipelines[name]
+        spec = served(client, name, wait_s)
         recipe = look.replayed or recipe_of(flags, spec)
         check_controls(recipe, spec, "from" if look.replayed else None)
         with stream_bar(name, recipe.chunks, quiet=quiet) as moved, _timed(flags, spec) as timed:
             return record_stream(client, spec, recipe, picture, flags.out, both(moved, timed), pace=flags.pace)
+
+
+def served(client: Client, name: str, wait_s: float) -> StreamSpec:
+    """The spec of a pipeline, which is waited for while no worker has come.
+
+    Args:
+        client: connected.
+        name: of the pipeline.
+        wait_s: how long to wait for the first worker, in seconds.
+
+    Raises:
+        RequestError: workers are there, and none of them knows it.
+        ReelwireError: no worker came in time.
+        BrokerUnreachable: the connection is lost.
+    """
+    from ..client import first_pipelines
+
+    pipelines = client.pipelines
+    if not pipelines and wait_s > 0:
+        tell(f"waits up to {wait_s:g} s for a worker to come to the broker at {client.endpoint}")
+    try:
+        pipelines = pipelines or first_pipelines(client, wait_s)
+    except TimeoutError:
+        reason = f"no worker has come yet to the broker at {client.endpoint}; try again when one is there"
+        raise ReelwireError(reason) from None
+    if name not in pipelines:
+        raise RequestError("pipeline", f"{name!r} is unknown; accepted: {', '.join(sorted(pipelines))}")
+    return pipelines[name]
 
 
 @contextmanager
