@@ -194,10 +194,10 @@ def _vae_config(folder: Path) -> VaeConfig:
     for mine, theirs in _VAE_SIZES.items():
         if theirs in said:
             value = said[theirs]
-            kind, accepted = _kinds(theirs)
+            kind, words = _kinds(theirs)
             parts = value if isinstance(value, list) else [value]
             if isinstance(value, list) != (theirs in _VAE_LISTS) or not all(map(kind, parts)):
-                raise RequestError(FIELD, f"{folder / 'config.json'}: {theirs} is {value!r}; accepted: {accepted}")
+                raise RequestError(FIELD, f"{folder / 'config.json'}: {theirs} is {value!r}; accepted: {words}")
             values[mine] = tuple(value) if isinstance(value, list) else value
     try:
         return VaeConfig(**values)
