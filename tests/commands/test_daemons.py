@@ -127,7 +127,8 @@ def test_up_runs_a_topology_and_drains(reelwire: Reelwire, tmp_path: Path, mark:
     """
     (tmp_path / "up.toml").write_text(topology)
     with running("up", "--config", "up.toml", "--json", cwd=tmp_path, env={"REELWIRE_MARK": mark}) as process:
-        ready = events_until(process, "ready")[-1]
+        first, *_, ready = events_until(process, "ready")
+        assert first == {"event": "loading", "endpoint": ready["endpoint"], "workers": ["front", "back"]}
         assert ready["workers"] == ["front", "back"]
         assert len(left_running(mark)) == 4
         flags = ["--pipeline", "lab", "--chunks", "2", "--endpoint", ready["endpoint"], "--out", "lab.mp4", "--json"]

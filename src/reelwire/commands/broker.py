@@ -25,7 +25,8 @@ def broker(
 ) -> None:
     """Run a broker until it is told to stop; SIGTERM and Ctrl-C drain, a second one ends it now.
 
-    Prints one line of JSON on standard output when it listens. Logs go to standard error, as JSON with --json.
+    Prints one line of JSON on standard output when it listens. Logs go to standard error, as JSON where
+    that is no terminal, or with --json.
     """
     from .. import __version__
     from ..broker.config import BrokerConfig

@@ -1,12 +1,19 @@
-"""Where the daemons' logs go: standard error, for eyes on a terminal, as one JSON object per line otherwise."""
+"""Where the daemons' logs go: standard error, for eyes on a terminal, as one JSON object per line otherwise.
+
+A daemon that a command started writes into a pipe; `FOR_EYES` tells it that a terminal is at the pipe's other end.
+"""
 
 from __future__ import annotations
 
 import json
 import logging
+import os
 import sys
 
 import structlog
+
+FOR_EYES = "REELWIRE_LOG_FOR_EYES"
+"""The variable that a command sets for its children, to 1 when its own standard error is a terminal."""
 
 _SENTENCE = "reelwire: "
 
@@ -18,9 +25,10 @@ def log_to_stderr(*, as_json: bool = False, level: int = logging.INFO) -> None:
         as_json: JSON also on a terminal.
         level: entries below it are dropped.
     """
-    for_eyes = sys.stderr.isatty() and not as_json
+    terminal = sys.stderr.isatty()
+    for_eyes = (terminal or os.environ.get(FOR_EYES) == "1") and not as_json
     renderer: structlog.typing.Processor = (
-        structlog.dev.ConsoleRenderer() if for_eyes else structlog.processors.JSONRenderer()
+        structlog.dev.ConsoleRenderer(colors=terminal) if for_eyes else structlog.processors.JSONRenderer()
     )
     errors: list[structlog.typing.Processor] = [] if for_eyes else [structlog.processors.dict_tracebacks]
     structlog.configure(
@@ -35,6 +43,11 @@ def log_to_stderr(*, as_json: bool = False, level: int = logging.INFO) -> None:
         logger_factory=structlog.WriteLoggerFactory(file=sys.stderr),
         cache_logger_on_first_use=True,
     )
+
+
+def child_environment(*, as_json: bool) -> dict[str, str]:
+    """What a command's children need to know to log as the command itself does."""
+    return {FOR_EYES: str(int(sys.stderr.isatty() and not as_json))}
 
 
 class ChildLines:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -22,6 +24,7 @@ from .shared import ConfigFile, Json, assignments, load_settings, print_json, te
 
 if TYPE_CHECKING:
     from ..settings import Resolved, Settings
+    from ..workers.supervisor import Supervisor
 
 
 def up(
@@ -41,7 +44,10 @@ def up(
     config: ConfigFile = None,
     as_json: Json = False,
 ) -> None:
-    """Run a broker and workers on this machine until Ctrl-C, which drains; a second one ends them now.
+    """Run a broker and workers on this machine until Ctrl-C; a second one ends them now.
+
+    The first Ctrl-C ends every session: the chunks that it was given controls for are still made and delivered, within
+    the broker's `drain_s`, and no more. Only a worker that is asked to stop by itself lets its sessions go on.
 
     The file may hold a topology: [broker] and any number of [[workers]], each with count, device, stages, pipeline,
     options and every other setting of a worker. Without [[workers]] the flags say what is started.
@@ -65,19 +71,7 @@ def up(
     with stopped_by_signals(endings):
         supervisor = Supervisor(forward=lines)
         try:
-            supervisor.start(broker_child(broker))
-            said = wait_ready(supervisor, BROKER, READY_BROKER_S)
-            endpoint = str(said["endpoint"])
-            for name, resolved in wanted:
-                supervisor.start(worker_child(name, resolved, endpoint))
-            for name, _ in wanted:
-                wait_ready(supervisor, name, READY_WORKER_S)
-                _tell(as_json, {"event": "worker_ready", "name": name}, f"{name} is ready")
-            _tell(
-                as_json,
-                {"event": "ready", "endpoint": endpoint, "workers": [name for name, _ in wanted]},
-                f"ready at {endpoint} with {len(wanted)} worker(s); Ctrl-C drains and ends",
-            )
+            _start(supervisor, broker, wanted, as_json)
             failure = supervisor.wait()
             if failure is not None:
                 raise told(failure)
@@ -85,7 +79,7 @@ def up(
             refused = str(error)
             raise
         except KeyboardInterrupt:
-            _tell(as_json, {"event": "draining"}, "draining; Ctrl-C again ends it now")
+            _tell(as_json, {"event": "draining"}, "ends its sessions and stops; Ctrl-C again ends it now")
         finally:
             in_order = endings.stop(supervisor)
             lines.release(but=refused)
@@ -123,7 +117,28 @@ def planned(layers: Settings, count: int | None, flags: dict[str, Any]) -> list[
     return wanted
 
 
-def _tell(as_json: bool, event: dict[str, object], sentence: str) -> None:
+def _start(
+    supervisor: Supervisor, broker: Resolved[Any], wanted: list[tuple[str, Resolved[Any]]], as_json: bool
+) -> None:
+    """Start the broker and the workers, say so, and wait until all are ready."""
+    from .logs import child_environment
+
+    names = [name for name, _ in wanted]
+    environment = child_environment(as_json=as_json)
+    supervisor.start(replace(broker_child(broker), environment=environment))
+    endpoint = str(wait_ready(supervisor, BROKER, READY_BROKER_S)["endpoint"])
+    for name, resolved in wanted:
+        supervisor.start(replace(worker_child(name, resolved, endpoint), environment=environment))
+    loading = {"event": "loading", "endpoint": endpoint, "workers": names}
+    _tell(as_json, loading, f"broker at {endpoint}; still to load: {', '.join(names)}")
+    for name in names:
+        wait_ready(supervisor, name, READY_WORKER_S)
+        _tell(as_json, {"event": "worker_ready", "name": name}, f"{name} is ready")
+    ready = {"event": "ready", "endpoint": endpoint, "workers": names}
+    _tell(as_json, ready, f"ready at {endpoint} with {len(names)} worker(s); Ctrl-C ends sessions and all of it")
+
+
+def _tell(as_json: bool, event: Mapping[str, object], sentence: str) -> None:
     if as_json:
         print_json(event)
     else:

@@ -33,7 +33,7 @@ def worker(
     """Run a worker process until it is told to stop.
 
     Prints one line of JSON on standard output when the broker knows it and all its stages have their weights. Logs go
-    to standard error, as JSON with --json.
+    to standard error, as JSON where that is no terminal, or with --json.
     """
     from .. import __version__
     from ..settings import ClientSettings
