@@ -49,7 +49,7 @@ def schedule(
     strict: Strict = False,
     as_json: Json = False,
 ) -> None:
-    """Chunk period and latencies of emulated stages, beside what can't be beaten."""
+    """Chunk period and latencies of emulated stages, beside what can't be beaten; takes about a minute."""
     from .bench_report import check_csv, publish
     from .bench_schedule import Plan, run
 
@@ -67,7 +67,7 @@ def broker(
     strict: Strict = False,
     as_json: Json = False,
 ) -> None:
-    """Chunks a second that the broker serves and what it computes for each, beside a bare forwarder."""
+    """Chunks a second that the broker serves and what it computes for each, beside a bare forwarder; about two minutes."""
     from .bench_broker import Plan, counts, run
     from .bench_report import check_csv, publish
 
@@ -82,7 +82,7 @@ def payload(
     strict: Strict = False,
     as_json: Json = False,
 ) -> None:
-    """A tensor to another process and one byte back: shared memory beside ZeroMQ's ipc, and beside one copy."""
+    """A tensor to another process and one byte back: shared memory beside ZeroMQ's ipc, and beside one copy; some seconds."""
     from .bench_payload import Plan, run
     from .bench_report import check_csv, publish
 
@@ -101,7 +101,7 @@ def soak(
     strict: Strict = False,
     as_json: Json = False,
 ) -> None:
-    """What broker and workers hold after a long session and many short ones."""
+    """What broker and workers hold after a long session and many short ones; about half a minute."""
     from .bench_report import check_csv, publish
     from .bench_soak import Plan, run
 

@@ -38,15 +38,16 @@ KINDS: tuple[tuple[Player, ControlBinding], ...] = (
     ("changing", "late"),
 )
 MEAN_SHARE, P99_S = 0.02, 0.005
+CHANGE_SHARE = 0.75
 COLUMNS = ("mode", "client", "binding", "what", "count", "mean_ms", "p50_ms", "p90_ms", "p99_ms", "bound_ms", "verdict")
 HEADS = ("mode", "client", "binding", "what", "count", "mean", "p50", "p90", "p99", "bound", "verdict")
 LEGEND = (
     "modes: a, condition and control together; b, conditions ahead, refilled with a control; c, refilled after denoise",
     "by the broker's clock: period, control to frame, first chunk since the session was ready; change to frame here",
-    f"bound: of the mean, kept within {100 * MEAN_SHARE:g} %; p99 is kept {1000 * P99_S:g} ms above the best p99 that there can be",
+    f"bound: of the mean, within {100 * MEAN_SHARE:g} %; p99 at most {1000 * P99_S:g} ms above the best that there can be",
+    f"change to frame, late: its bound is {CHANGE_SHARE:g} of the mean that early has",
     "p99 of less than 100 values is the largest",
 )
-CHANGE_SHARE = 0.75
 TOTAL_S = 60.0
 APART_S = 0.02
 """Between two starts: opening a session takes the broker longer than a chunk does."""

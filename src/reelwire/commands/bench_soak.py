@@ -34,6 +34,7 @@ COLUMNS = (
     "threads_before",
     "threads_after",
 )
+HEADS = ("phase", "process", "chunks", "seconds", "MB", "after", "growth", "files", "after", "threads", "after")
 LONG, SHORT = "one session", "sessions"
 MB = 1e6
 GROWTH_MB = 5.0
@@ -50,7 +51,7 @@ OPTIONS = {
 }
 KEYS = ("w", "d")
 LIMIT_S = 60.0
-CHUNK_S, SESSION_S = 0.006, 0.05
+CHUNK_S, SESSION_S = 0.005, 0.04
 """Of a chunk and of a session's opening: to say beforehand how long it takes, and for nothing else."""
 
 
@@ -142,7 +143,7 @@ def run(plan: Plan) -> Report:
     notes.append(f"load of the machine before: {load:.2f}")
     bounds = [bound for span in spans for bound in span.bounds([row[0] for row in rows].index(span.phase))]
     bounds.append(Bound("folders of segments left", len(left), 0))
-    return Report("soak", title, COLUMNS, rows, bounds, notes, asked=asked_for(plan), load=load)
+    return Report("soak", title, COLUMNS, rows, bounds, notes, heads=HEADS, asked=asked_for(plan), load=load)
 
 
 def _long(running: Stack, client: Client, plan: Plan) -> Span:
