@@ -71,7 +71,7 @@ def test_status_shows_workers_and_stages(reelwire: Reelwire, lab: str) -> None:
     """As tables and as JSON."""
     shown = reelwire("status", "--endpoint", lab)
     assert shown.code == 0
-    for word in ("lab-worker", "lab/draw", "ready"):
+    for word in ("lab-worker", "lab/draw", "ready", "sessions now", "takes no new sessions (draining) │ no"):
         assert word in shown.out
     state = json.loads(reelwire("status", "--json", "--endpoint", lab).out)
     assert sorted(stage["stage"] for stage in state["workers"][0]["stages"]) == ["draw", "mix", "show"]

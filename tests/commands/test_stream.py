@@ -52,6 +52,7 @@ def test_a_trace_becomes_a_video_and_its_record(reelwire: Reelwire, lab: str, tm
     assert [chunk["index"] for chunk in record["chunks"]] == [0, 1, 2]
     assert record["timings"]["period_s"]["count"] == 2
     assert record["metrics"]["chunks"] == 3
+    assert record["timings"]["first_output_s"] == record["metrics"]["first_output_s"]["max"] > 0
     assert json.loads(ended.out)["result"] == record["result"]
 
 

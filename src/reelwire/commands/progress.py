@@ -48,7 +48,7 @@ def summary_rows(record: Record) -> list[tuple[str, str]]:
         ("chunks", f"{len(record.chunks)} of {record.recipe.chunks}"),
         ("frames", f"{record.frames} at {record.fps:g} per second"),
         ("wall time", f"{timings['wall_s']:.2f} s"),
-        ("first frame", _ms(timings["first_output_s"])),
+        ("first frame, from opening", _ms(timings["first_output_s"])),
         ("chunk period", spread(timings["period_s"])),
         ("control to frame, at the broker", spread(timings["control_to_output_s"])),
         ("control to frame, here", spread(timings["control_to_frame_s"])),

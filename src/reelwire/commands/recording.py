@@ -271,7 +271,7 @@ def _timings(record: Record, wall_s: float) -> dict[str, Any]:
     rows = record.chunks
     return {
         "wall_s": wall_s,
-        "first_output_s": rows[0]["committed_s"] if rows else None,
+        "first_output_s": record.metrics.get("first_output_s", {}).get("max") if rows else None,
         "period_s": percentiles([row["period_s"] for row in rows if row["period_s"] is not None]),
         "control_to_output_s": percentiles([row["control_to_output_s"] for row in rows]),
         "control_to_frame_s": percentiles(

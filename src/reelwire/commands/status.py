@@ -7,6 +7,13 @@ from typing import Any
 
 from .shared import ConfigFile, Endpoint, Json, load_settings, print_json, print_table
 
+_WORDS = {
+    "draining": "takes no new sessions (draining)",
+    "clients": "clients now, with this command",
+    "sessions_total": "sessions now",
+}
+"""What a name of the status is called in the table; other names are words already."""
+
 
 def status(endpoint: Endpoint = None, config: ConfigFile = None, as_json: Json = False) -> None:
     """Print the broker's workers, stages and sessions."""
@@ -24,7 +31,9 @@ def status(endpoint: Endpoint = None, config: ConfigFile = None, as_json: Json =
 
 def print_state(endpoint: str, state: Mapping[str, Any]) -> None:
     """The state as tables: the broker, its workers with their stages, pipelines, sessions, and what was counted."""
-    single = [(name, value) for name, value in state.items() if not isinstance(value, list | Mapping)]
+    single = [
+        (_WORDS.get(name, name), _told(value)) for name, value in state.items() if not isinstance(value, list | Mapping)
+    ]
     print_table(f"Broker at {endpoint}", ("what", "value"), single)
     stages = [
         [
@@ -66,6 +75,10 @@ def print_state(endpoint: str, state: Mapping[str, Any]) -> None:
         )
     if state["counters"]:
         print_table("Counters since the start", ("what", "count"), state["counters"].items())
+
+
+def _told(value: object) -> object:
+    return ("no", "yes")[value] if isinstance(value, bool) else value
 
 
 def _condition(stage: Mapping[str, Any]) -> str:
