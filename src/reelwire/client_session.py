@@ -38,8 +38,9 @@ class Chunk:
         index: number of the chunk, from 0.
         frames: pixel frames, uint8 [frames, height, width, 3], RGB.
         control: the control that it was denoised with.
-        control_source: where that came from: ``explicit``, ``tap``, ``held``, or ``still``: the keys that had asked for
-            the chunk were up again when it began, so nothing moves in it.
+        control_source: where that came from: ``explicit``, a control that was submitted; ``tap``, a key that was tapped or
+            freshly pressed, in the first chunk that shows it; ``held``, keys that are still down after that; or
+            ``still``: the keys that had asked for the chunk were up again when it began, so nothing moves in it.
         facts: what the stages say about it (such as the camera pose at its end).
         timing: times by the broker's clock, in seconds.
         is_last: no chunk follows.
