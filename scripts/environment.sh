@@ -64,7 +64,7 @@ install() {
         cat "$ROOT/pyproject.toml" "$ROOT/setup.cfg" "$ROOT/constraints.txt"
     } | sha256sum)"
     [ "$(cat "$stamp" 2>/dev/null)" = "$wanted" ] && return 0
-    say "installing reelwire[$extras]"
+    say "installing reelwire[$extras]; the first time this takes minutes, and some GB where torch comes with CUDA"
     limits="$(mktemp)" || return 1
     constraints >"$limits"
     status=0
