@@ -83,6 +83,7 @@ class Actor:
             self.is_ready
             and not self.refuses
             and not self.worker.draining
+            and not self.worker.mute
             and len(self.tenants) < self.offer.slots
             and self.bytes_used + self.session_bytes <= self.offer.cache_bytes_max
         )

@@ -14,7 +14,7 @@ from reelwire.spec import StreamSpec
 
 from . import transitions as t
 from .config import BrokerConfig
-from .desk import Desk
+from .desk import Desk, shortened
 from .events import Malformed, Received
 from .fitting import limits_of
 from .leases import offer_objection
@@ -45,6 +45,7 @@ class Attaching(ABC):
         self._placement = Placement(admit_spec)
         self._beats: Timers[int] = Timers()
         self._silences: Timers[int] = Timers()
+        self._mute: dict[Peer, None] = {}
 
     @abstractmethod
     def _settle(self) -> None:
@@ -140,7 +141,7 @@ class Attaching(ABC):
     def _reject(self, route: bytes, code: str, reason: str) -> None:
         self._desk.counters[f"rejected_{code}"] += 1
         self._desk.log("warning", "rejected", code=code, reason=reason)
-        self._desk.answer(route, m.Rejected(code, reason))
+        self._desk.answer(route, m.Rejected(code, shortened(reason)))
 
     def _malformed(self, event: Malformed) -> None:
         self._desk.count(event.code, reason=event.reason)
@@ -155,25 +156,34 @@ class Attaching(ABC):
         """Tell a peer that it is dropped, and why; then drop it."""
         self._desk.counters[f"rejected_{code}"] += 1
         self._desk.forget(peer.route)
-        self._desk.answer(peer.route, m.Rejected(code, reason))
+        self._desk.answer(peer.route, m.Rejected(code, shortened(reason)))
         self._drop(peer, reason, forget=False)
 
     def _unsendable(self, route: bytes, reason: str) -> None:
+        """Send nothing more along a route; its peer is dropped when what it had said by then was read."""
         peer = self._peers.by_route.get(route)
         self._desk.count(reason)
-        if peer is None:
-            self._desk.forget(route)
-        else:
-            self._drop(peer, reason)
+        self._desk.forget(route)
+        if peer is not None and not peer.mute:
+            peer.mute = reason
+            self._mute[peer] = None
+
+    def _drop_mute(self) -> None:
+        """Drop those that nothing can be sent to: whatever they had to say is heard."""
+        while self._mute:
+            peer = next(iter(self._mute))
+            self._drop(peer, peer.mute)
+            self._settle()
 
     def _drop(self, peer: Peer, reason: str, *, left: bool = False, forget: bool = True) -> None:
         """Detach a peer. A worker's sessions fail; a client's are cancelled if it left, else they get a grace."""
-        desk = self._desk
+        desk, reason = self._desk, shortened(reason)
         desk.log("info" if left else "warning", "detached", peer=peer.name, kind=peer.kind, reason=reason)
         desk.counters[f"{peer.kind}s_{'left' if left else 'lost'}"] += 1
         if forget:
             desk.forget(peer.route)
         self._peers.detach(peer)
+        self._mute.pop(peer, None)
         self._beats.drop(peer.attachment)
         self._silences.drop(peer.attachment)
         if peer.kind == "worker":
@@ -220,6 +230,8 @@ class Attaching(ABC):
     def _check_attached(self) -> None:
         """Assert that every peer has its timers."""
         self._peers.check()
+        mute = {peer for peer in self._peers.by_route.values() if peer.mute}
+        assert mute == set(self._mute), "a peer that can't be told anything stays, or another one goes"
         for timers in (self._beats, self._silences):
             timers.check()
             assert set(timers.all()) == set(self._peers.by_attachment), "a peer without a timer, or the other way round"

@@ -12,6 +12,7 @@ from collections import deque
 from dataclasses import dataclass, replace
 
 from reelwire.binding import bind, keys_control
+from reelwire.checks import shown
 from reelwire.controls import KeyState, canonical_keys, merged
 from reelwire.errors import ControlError, RequestError
 from reelwire.messages import Applied, Artifact, ControlBinding, Reservation
@@ -222,7 +223,7 @@ def check_control(control: Artifact, spec: StreamSpec) -> Artifact:
     for name in control.values:
         if name not in CONTROL_VALUES:
             accepted = ", ".join(CONTROL_VALUES)
-            raise ControlError("malformed", f"{name!r} is no value of a control; accepted: {accepted}")
+            raise ControlError("malformed", f"{shown(name)} is no value of a control; accepted: {accepted}")
     reset_pose = control.values.get("reset_pose", False)
     if not isinstance(reset_pose, bool):
         raise ControlError("malformed", "reset_pose is not true or false")
@@ -253,4 +254,4 @@ def _check_norm(control: Artifact) -> None:
     if not control.tensors:
         raise ControlError("malformed", "translation_norm is given without poses; accepted: only beside poses")
     if isinstance(norm, bool) or not isinstance(norm, int | float) or not (math.isfinite(norm) and norm >= 0):
-        raise ControlError("malformed", f"translation_norm is {norm!r}; accepted: a finite number, 0 or more")
+        raise ControlError("malformed", f"translation_norm is {shown(norm)}; accepted: a finite number, 0 or more")

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 from collections import OrderedDict
 from collections.abc import Callable
+from dataclasses import replace
 from typing import assert_never
 
 from reelwire import messages as m
@@ -22,7 +23,7 @@ from .actions import Action, Stop
 from .actors import Actor
 from .attaching import Attaching
 from .config import BrokerConfig
-from .desk import TimerKey
+from .desk import TimerKey, shortened
 from .events import Event, Malformed, OutboxFull, Received, ShutdownRequested, TurnEnded, Unreachable
 from .peers import KINDS, Kind, Peer
 from .placement import AdmitSpec
@@ -63,6 +64,8 @@ class BrokerCore(Attaching):
         if self._stopped:
             return None
         desk = self._desk
+        if self._mute:
+            return desk.now
         times = (desk.timers.next_at, desk.silences.next_at, self._beats.next_at, self._silences.next_at)
         return min((at for at in times if at is not None), default=None)
 
@@ -191,6 +194,11 @@ class BrokerCore(Attaching):
             what = "grants" if beat.grants else "acks"
             self._expel(peer, "malformed", f"a {peer.kind}'s heartbeat has no {what}")
             return
+        most, named = self._config.sessions_per_client_max, len({ack.session for ack in beat.acks})
+        if named < len(beat.acks) or named > most:
+            reason = f"a heartbeat has {len(beat.acks)} acks of {named} sessions; accepted: one each, {most} sessions"
+            self._expel(peer, "malformed", reason)
+            return
         for ack in beat.acks:
             session = peer.sessions.get(ack.session)
             if session is not None:  # else it ended a moment ago
@@ -229,6 +237,8 @@ class BrokerCore(Attaching):
         message = event.message
         assert isinstance(message, m.AskStatus | m.AskMetrics)
         if isinstance(message, m.AskStatus):
+            if peer.mute:
+                return
             self._desk.asked.append((peer, message.request))
         else:
             values = self._metrics(peer, message.session)
@@ -248,7 +258,7 @@ class BrokerCore(Attaching):
         if isinstance(refused, Failure):
             self._desk.counters["sessions_refused"] += 1
             self._desk.log("info", "session_refused", failure=refused.kind, reason=refused.message)
-            self._desk.send(peer, m.SessionRefused(request.key, refused))
+            self._desk.send(peer, m.SessionRefused(shortened(request.key), _short(refused)))
             return
         self._opened += 1
         name = f"{self._opened}-{hashlib.blake2b(entropy, digest_size=4, person=b'session').hexdigest()}"
@@ -304,6 +314,7 @@ class BrokerCore(Attaching):
     def _stage_failed(self, peer: Peer, event: Received) -> None:
         message = event.message
         assert isinstance(message, m.StageFailed)
+        message = replace(message, failure=_short(message.failure))
         if message.phase != "build":
             self._tell_session(peer, message)
             return
@@ -330,8 +341,10 @@ class BrokerCore(Attaching):
             return
         peer.draining = True
         self._desk.log("info", "worker_draining", peer=peer.name, sessions=len(peer.sessions))
-        for session in list(peer.sessions.values()):
-            session.handle(t.ShuttingDown(self._config.drain_s, peer))
+        for name, session in list(self.sessions.items()):
+            # Also those whose last chunks wait for their client: they keep what the worker lent for it.
+            if name in peer.sessions or session.state == "releasing":
+                session.handle(t.ShuttingDown(self._config.drain_s, peer))
 
     def _stage_ready(self, peer: Peer, event: Received) -> None:
         message = event.message
@@ -352,6 +365,7 @@ class BrokerCore(Attaching):
             self.sessions[desk.rekeyed.popitem()[0]].tell_keys()
         self._beat()
         if self._has_heard_enough(drained=drained):
+            self._drop_mute()
             self._look_at_silence()
             while (due := desk.timers.pop_due(now)) is not None:
                 self._due(due)
@@ -457,3 +471,8 @@ class BrokerCore(Attaching):
 
     def _actors(self) -> list[Actor]:
         return [actor for peer in self._peers.workers.values() for actor in peer.actors.values()]
+
+
+def _short(failure: Failure) -> Failure:
+    """A failure as it is told: what is in it may be a peer's own text."""
+    return replace(failure, message=shortened(failure.message), field=shortened(failure.field))

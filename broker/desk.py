@@ -30,7 +30,7 @@ TimerKey = tuple[Timer | Literal["drain", "retry"], str]
 STATS_KEPT_MAX = 256
 """Pipelines whose numbers are kept; those that were first asked for are forgotten first."""
 TEXT_CHARACTERS_MAX = 500
-"""Most of a text of a peer that a line of the log repeats."""
+"""Most of a text of a peer that is repeated, to others or in a line of the log."""
 
 
 class Desk:
@@ -105,8 +105,8 @@ class Desk:
         return stats
 
     def send(self, peer: Peer, message: FromBroker, packed: Packed | None = None) -> None:
-        """Tell a peer something, unless it is gone; `packed`: the message as it is sent, if that was made already."""
-        if not peer.gone:
+        """Tell a peer something, unless that can't be sent; `packed`: the message as it is sent, if that was made already."""
+        if not peer.gone and not peer.mute:
             self._actions.append(Send(peer.route, peer.attachment, message, peer.limits, packed))
 
     def answer(self, route: bytes, message: FromBroker) -> None:
@@ -123,8 +123,8 @@ class Desk:
 
     def log(self, level: Level, event: str, **fields: object) -> None:
         """A structured line that carries the number of the event."""
-        shortened = {name: _shortened(value) for name, value in fields.items()}
-        self._actions.append(Log(level, event, {"event_id": self.event_id, **shortened}))
+        short = {name: shortened(value) if isinstance(value, str) else value for name, value in fields.items()}
+        self._actions.append(Log(level, event, {"event_id": self.event_id, **short}))
 
     def count(self, counter: str, **fields: object) -> None:
         """Count something that was refused or dropped, and say so at the level of details."""
@@ -218,7 +218,6 @@ def described(failure: Failure | None) -> dict[str, object]:
     return {"failure": failure.kind, "reason": failure.message, "stage": failure.stage, "index": failure.index}
 
 
-def _shortened(value: object) -> object:
-    if isinstance(value, str) and len(value) > TEXT_CHARACTERS_MAX:
-        return f"{value[:TEXT_CHARACTERS_MAX]}... ({len(value)} characters)"
-    return value
+def shortened(text: str) -> str:
+    """A text that others said, as it is repeated: cut where it is long."""
+    return text if len(text) <= TEXT_CHARACTERS_MAX else f"{text[:TEXT_CHARACTERS_MAX]}... ({len(text)} characters)"

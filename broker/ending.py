@@ -67,6 +67,7 @@ class Ending(Making):
         self.outcome: Outcome | None = None
         self.end_by: float | None = None
         self.is_told = False
+        self._is_stopping = False
 
     @property
     def failure(self) -> Failure | None:
@@ -104,10 +105,16 @@ class Ending(Making):
             self._give_up(Outcome("cancelled"))
 
     def on_client_lost(self, _event: t.ClientLost) -> None:
-        """Go on without the client for a while, as the grace says. Nobody can take the session up again in this version."""
+        """Go on without the client for a while, as the grace says, unless somebody waits for the end.
+
+        Nobody can take the session up again in this version.
+        """
         self.owner = None
-        self._timer("grace", self.desk.config.client_grace_s)
         self.desk.log("info", "session_detached", session=self.id)
+        if self._is_stopping:
+            self._give_up(Outcome("cancelled"))
+        else:
+            self._timer("grace", self.desk.config.client_grace_s)
 
     def on_unfit(self, event: t.Unfit) -> None:
         """What wasn't sent can't be made up for: deliver what lies below it, then end."""
@@ -192,11 +199,14 @@ class Ending(Making):
         self._maybe_end()
 
     def on_shutting_down(self, event: t.ShuttingDown) -> None:
-        """Deliver what was accepted, in the time that there is."""
+        """Deliver what was accepted, in the time that there is; what nobody is there to take isn't waited for."""
+        self._is_stopping = True
         who = "the broker" if event.worker is None else f"worker {event.worker.name!r}"
         outcome = Outcome("closed", Failure("shutdown", f"{who} stops"))
         if self.state == "opening":
             self._end(outcome)
+        elif self.owner is None:
+            self._give_up(outcome)
         elif self.state in ("initializing", "returning"):
             self._release(outcome)
         elif self.state in ("ready", "running"):

@@ -45,7 +45,7 @@ class Malformed:
 
 @dataclass(frozen=True, slots=True)
 class Unreachable:
-    """A message couldn't be sent: the connection is gone."""
+    """A message couldn't be sent: the connection is gone, or goes; what came along it may still be unread."""
 
     now: float
     route: bytes
@@ -61,7 +61,10 @@ class OutboxFull:
 
 @dataclass(frozen=True, slots=True)
 class TurnEnded:
-    """What was there to read has been handled; `drained` says that nothing was left unread."""
+    """What was there to read has been handled.
+
+    `drained` says that nothing was left unread, of what had come by the last `Unreachable` and `OutboxFull` at least.
+    """
 
     now: float
     drained: bool

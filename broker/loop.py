@@ -20,7 +20,7 @@ import zmq
 import reelwire
 from reelwire import wire
 from reelwire.errors import ConfigError, VersionMismatch, WireError
-from reelwire.messages import OpenSession
+from reelwire.messages import Heartbeat, Message, OpenSession
 from reelwire.wake import Wake
 
 from .actions import Action, Forget, Log, Send, Stop
@@ -102,6 +102,7 @@ class Loop:
             drained = self._receive()
             for route in self._outboxes.retry(self._outboxes.blocked):
                 self._handle(Unreachable(time.monotonic(), route))
+                drained = False  # its last words may have come since
             self._end_turn(drained=drained)
 
     def close(self) -> None:
@@ -145,7 +146,7 @@ class Loop:
                 for message, nbytes in zip(envelope.messages, envelope.sizes, strict=True):
                     entropy = os.urandom(16) if isinstance(message, OpenSession) else b""
                     self._core.take(Received(now, route, envelope.attachment, message, nbytes, entropy))
-                left -= len(envelope.messages)
+                left -= sum(map(_weight, envelope.messages))
         return False
 
     def _frames(self) -> list[wire.Buffer]:
@@ -168,6 +169,7 @@ class Loop:
             if not self._pending:
                 return
             self._handle_pending()
+            drained = False  # the last words of whoever couldn't be told may have come since
 
     def _handle(self, event: Event) -> None:
         for action in self._core.handle(event):
@@ -227,6 +229,11 @@ class Loop:
                 raise
             return "unreachable", None
         return "sent", tracker
+
+
+def _weight(message: Message) -> int:
+    """As how many messages one counts: a heartbeat says as much as its acks would."""
+    return 1 + len(message.acks) if type(message) is Heartbeat else 1
 
 
 def _bound(context: zmq.Context[zmq.Socket[bytes]], config: BrokerConfig) -> zmq.Socket[bytes]:

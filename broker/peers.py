@@ -30,6 +30,7 @@ class Peer:
         heard_at: when its last message arrived, in seconds.
         busy_until: until when it said that it may be silent.
         gone: it was dropped; nothing is sent to it.
+        mute: why nothing can be sent to it any more; what it has said by then is still read. Else empty.
         draining: a worker that takes no new sessions.
         limits: what it accepts of a message.
         device: a worker's device.
@@ -49,6 +50,7 @@ class Peer:
     heard_at: float
     busy_until: float = 0.0
     gone: bool = False
+    mute: str = ""
     draining: bool = False
     limits: Limits = field(default_factory=Limits)
     device: str = ""

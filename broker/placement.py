@@ -10,6 +10,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Container, Iterator
 from dataclasses import dataclass, field
 
+from reelwire.checks import COUNT_MAX
 from reelwire.messages import Welcome, WorkerHello
 from reelwire.spec import SpecError, StreamSpec
 from reelwire.wire import encode
@@ -120,10 +121,10 @@ class Placement:
                 return "malformed", f"the announced pipelines have no stage {offer.pipeline}/{offer.stage}"
             if (offer.pipeline, offer.stage) in seen:
                 return "malformed", f"stage {offer.pipeline}/{offer.stage} is offered twice"
-            if offer.slots < 1 or offer.mailbox < 0 or offer.cache_bytes_max < 0:
+            if not (1 <= offer.slots <= COUNT_MAX and 0 <= offer.mailbox <= COUNT_MAX and offer.cache_bytes_max >= 0):
                 return (
                     "malformed",
-                    f"stage {offer.stage}: accepted: slots of 1 and more, a mailbox and bytes of 0 and more",
+                    f"stage {offer.stage}: accepted: 1 to {COUNT_MAX} slots, 0 to {COUNT_MAX} in the mailbox, 0 bytes and more",
                 )
             seen.add((offer.pipeline, offer.stage))
         if len(seen) > OFFERS_MAX:

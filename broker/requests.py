@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from reelwire.checks import shown
 from reelwire.errors import RequestError
 from reelwire.messages import Failure, OpenSession
 from reelwire.spec import StreamSpec, check_parameters, check_tensors
@@ -57,7 +58,7 @@ def refusal(
     served = placement.served.get(request.pipeline)
     if served is None or not served.workers:
         known = ", ".join(spec.name for spec in placement.specs()) or "none"
-        return Failure("request", f"unknown pipeline {request.pipeline!r}; accepted: {known}", field="pipeline")
+        return Failure("request", f"unknown pipeline {shown(request.pipeline)}; accepted: {known}", field="pipeline")
     try:
         complete = check_request(request, served.spec, config.image_bytes_max)
     except RequestError as error:

@@ -22,7 +22,7 @@ from reelwire.messages import (
 from reelwire.spec import StreamSpec
 
 from .control import ControlDesk, check_control
-from .desk import Desk
+from .desk import Desk, shortened
 from .fitting import fitted
 from .flow import Flow
 from .peers import Peer
@@ -176,7 +176,7 @@ class Steering(ABC):
 
     def _refuse_control(self, index: int | None, error: ControlError) -> None:
         self.desk.count("controls_refused", session=self.id, code=error.code)
-        self._tell(ControlRefused(self.id, index, error.code, str(error), error.expected))
+        self._tell(ControlRefused(self.id, index, error.code, shortened(str(error)), error.expected))
 
     # --- reservations --------------------------------------------------------------------------------------------------
 

@@ -234,13 +234,13 @@ _DRAINING: dict[type, Step] = {
     StageFailed: Step("on_stage_failed", _GIVEN_UP),
     Unfit: Step("on_unfit", _GIVEN_UP),
     WorkerLost: Step("on_worker_lost", ("releasing", "failed", "closed")),
-    ClientLost: Step("on_client_lost"),
+    ClientLost: Step("on_client_lost", _GIVEN_UP),
     ClientLeft: Step("on_give_up", _GIVEN_UP),
     GraceExpired: Step("on_give_up", _GIVEN_UP),
     StallExpired: Step("on_stall_expired", _GIVEN_UP),
     PaceExpired: Step("on_pace"),
     CloseExpired: Step("on_drain_expired", _GIVEN_UP),
-    ShuttingDown: Step("on_shutting_down"),
+    ShuttingDown: Step("on_shutting_down", _GIVEN_UP),
 }
 _RELEASING: dict[type, Step] = {
     SetKeys: Step("on_late_keys"),
@@ -254,12 +254,12 @@ _RELEASING: dict[type, Step] = {
     StageFailed: Step("on_stage_failed", ENDED),
     Unfit: Step("on_unfit"),
     WorkerLost: Step("on_worker_lost", ENDED),
-    ClientLost: Step("on_client_lost"),
+    ClientLost: Step("on_client_lost", ENDED),
     ClientLeft: Step("on_give_up", ENDED),
     GraceExpired: Step("on_give_up", ENDED),
     CloseExpired: Step("on_release_expired"),
     KeepExpired: Step("on_keep_expired", ENDED),
-    ShuttingDown: Step("on_shutting_down"),
+    ShuttingDown: Step("on_shutting_down", ENDED),
 }
 
 _TABLE: tuple[tuple[State, dict[type, Step]], ...] = (

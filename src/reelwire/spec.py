@@ -18,6 +18,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+from .checks import shown
 from .errors import RequestError as RequestError
 from .errors import UsageError
 
@@ -235,7 +236,7 @@ class StreamSpec:
         if name in self.control_aliases:
             return self.control_aliases[name]
         known = ", ".join((*self.control_names, *sorted(self.control_aliases)))
-        raise RequestError("control", f"unknown key {name!r}; accepted: {known or 'none'}")
+        raise RequestError("control", f"unknown key {shown(name)}; accepted: {known or 'none'}")
 
 
 def validate(spec: StreamSpec) -> None:
@@ -450,10 +451,10 @@ def _check_parameter(parameter: Parameter, value: Plain) -> bool | int | float |
     name = parameter.name
     accepted = {"string": (str,), "integer": (int,), "number": (int, float), "boolean": (bool,)}[parameter.kind]
     if not isinstance(value, accepted) or (isinstance(value, bool) and parameter.kind != "boolean"):
-        raise RequestError(name, f"{value!r} is not {_article(parameter.kind)}")
+        raise RequestError(name, f"{shown(value)} is not {_article(parameter.kind)}")
     if isinstance(value, str):
         if parameter.choices and value not in parameter.choices:
-            raise RequestError(name, f"{value!r} is not accepted; accepted: {', '.join(parameter.choices)}")
+            raise RequestError(name, f"{shown(value)} is not accepted; accepted: {', '.join(parameter.choices)}")
         size: float = len(value.strip())
         unit = " characters"
     else:

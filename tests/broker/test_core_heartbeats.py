@@ -82,6 +82,21 @@ def test_streaming_11_a_heartbeat_may_speak_of_sessions_in_any_state(rig: Any) -
     assert rig.counter("out_of_protocol") == rig.counter("unknown_session") == 0
 
 
+def test_streaming_11_a_heartbeat_acknowledges_each_session_once(kit: Any) -> None:
+    """Nobody keeps the broker busy with one message: more acks than sessions there may be, or one twice, are no beat."""
+    rig = kit.Rig(BrokerConfig(sessions_per_client_max=4))
+    worker = rig.worker()
+    stays, twice, many = (rig.client(name.encode(), name) for name in ("stays", "twice", "many"))
+    session = twice.open()
+    stays.say(m.Heartbeat(acks=tuple(m.Ack(str(number), 0) for number in range(4))))
+    twice.say(m.Heartbeat(acks=tuple(m.Ack(session, 0, m.Credit(number, 0)) for number in range(2))))
+    many.say(m.Heartbeat(acks=tuple(m.Ack(str(number), 0) for number in range(5))))
+    assert not stays.heard(m.Rejected)
+    assert [peer.last(m.Rejected).code for peer in (twice, many)] == ["malformed", "malformed"]
+    assert not worker.heard(m.Rejected)
+    assert rig.core.status()["clients"] == 1
+
+
 @pytest.mark.parametrize("kind", ["client", "worker"])
 def test_streaming_11_a_heartbeat_has_its_direction(rig: Any, kind: str) -> None:
     """A worker has taken no chunks, and nobody grants a broker controls: who says so is dropped."""

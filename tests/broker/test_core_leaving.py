@@ -14,6 +14,7 @@ def test_streaming_27_a_lost_client_has_a_grace(rig: Any) -> None:
     """The session goes on as far as its output has room, and is cancelled when the grace is over."""
     worker, client, session = rig.start(controls=2)
     rig.handle(Unreachable(rig.now, client.route))
+    rig.turn()
     worker.make("encode", "encode", "denoise", "denoise", "decode", "decode")
     assert rig.core.sessions[session].flow.next_commit == 2
     client.attachment = 0
@@ -96,6 +97,36 @@ def test_streaming_37_a_drain_has_its_time(rig: Any) -> None:
     assert session in rig.core.sessions
     rig.advance(2.0)
     assert rig.stopped
+
+
+@pytest.mark.parametrize("who", ["the broker", "the worker"])
+@pytest.mark.parametrize("lost", ["before", "after"])
+@pytest.mark.parametrize("state", ["opening", "initializing", "ready", "running", "made"])
+def test_streaming_37_a_lost_client_is_not_waited_for(rig: Any, who: str, lost: str, state: str) -> None:
+    """Nobody comes for what it hasn't taken: a stop ends its sessions at once, and a loss during a stop does."""
+    worker = rig.worker(ready=state != "opening", memory=True)
+    if state == "initializing":
+        worker.silent.add(m.InitializeStage)
+    client = rig.client()
+    session = client.open(chunks=1 if state == "made" else 5)
+    if state in ("running", "made"):
+        client.submit(session, 0)
+    if state == "made":
+        worker.make("encode", "denoise", "decode")
+        assert worker.memory.out
+    events = [lambda: rig.handle(Unreachable(rig.now, client.route)), rig.turn]
+    stop = rig.shut_down if who == "the broker" else lambda: worker.say(m.Draining())
+    for event in (*events, stop) if lost == "before" else (stop, *events):
+        event()
+    if state == "initializing":
+        worker.initialized(worker.last(m.InitializeStage))
+    if who == "the worker" and state == "opening":
+        assert list(rig.core.sessions) == [session], "another worker may come"
+        return
+    assert not rig.core.sessions
+    rig.turn()
+    assert worker.memory.out == {} or rig.stopped
+    assert rig.stopped == (who == "the broker")
 
 
 def test_streaming_37_the_second_request_ends_it_now(rig: Any) -> None:

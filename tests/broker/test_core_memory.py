@@ -216,6 +216,7 @@ def test_a_client_that_is_lost_breaks_what_it_was_sent(rig: Any) -> None:
     worker.make("encode", "encode", "denoise", "decode", "denoise")
     frames = client.chunks(session)[0].outputs["frames"].tensors["t"].place
     rig.handle(Unreachable(rig.now, client.route))
+    rig.turn()
     client.attachment = 0
     rig.advance(rig.config.client_grace_s + 1)
     assert session not in rig.core.sessions

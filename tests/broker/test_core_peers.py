@@ -268,8 +268,9 @@ def test_streaming_35_a_peer_that_cannot_be_sent_to_is_lost(rig: Any, event: Any
     client = rig.client()
     session = client.open()
     rig.handle(event(rig.now, client.route))
-    assert rig.core.status()["clients"] == 0
     assert client.route in rig.forgotten
+    rig.turn()
+    assert rig.core.status()["clients"] == 0
     assert rig.core.sessions[session].owner is None
     rig.handle(event(rig.now, b"nobody"))
     assert b"nobody" in rig.forgotten
@@ -324,6 +325,8 @@ def test_a_dataflow_must_keep_the_promise_of_its_grants(rig: Any, kit: Any) -> N
         [m.StageOffer("moon", "encode", 1, 1)],
         [m.StageOffer("world", "encode", 0, 1)],
         [m.StageOffer("world", "encode", 1, -1)],
+        [m.StageOffer("world", "encode", 1_000_001, 1)],
+        [m.StageOffer("world", "encode", 1, 1, 1_000_001)],
         [m.StageOffer("world", "encode", 1, 1, -1)],
         [m.StageOffer("world", "encode", 1, 1), m.StageOffer("world", "encode", 1, 1)],
     ],

@@ -312,6 +312,8 @@ def test_streaming_35_a_peer_that_does_not_read_is_dropped_alone(
         for _ in range(200):
             deaf.say(m.AskStatus(2))
     assert not loop._outboxes.blocked
+    while "clients_lost" not in client.counters():  # when all that it said was read
+        assert time.monotonic() < until
     assert client.counters()["clients_lost"] == 1
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import msgpack
@@ -25,13 +26,14 @@ if TYPE_CHECKING:
 
     from ..spec import StreamSpec
 
-SLOTS = 1 << 20
+SLOTS = 1 << 16
 BYTES_MAX = 1 << 62
 MAILBOX = 8
 WINDOW = 2
 """Chunks that a client takes beyond those that it has acknowledged."""
 RECEIVES_PER_TURN_MAX = 64
 LIMIT_S = 60.0
+GOODBYE_MS = 1000
 HELD = KeyState(1, ("w",))
 
 _unpack: Callable[[bytes], Any] = msgpack.unpackb
@@ -73,12 +75,12 @@ class Peer(ABC):
         packed = wire.pack(message)
         self.out += (packed.name, packed.body)
 
-    def flush(self) -> None:
+    def flush(self, flags: int = 0) -> None:
         """Send what was said since the last one, as many messages together as may be."""
         if self.out:
             most = 2 * wire.TOGETHER_MAX
             for at in range(0, len(self.out), most):
-                self.socket.send(_pack([wire.MAGIC, wire.PROTOCOL, self._attachment, self.out[at : at + most]]))
+                self.socket.send(_pack([wire.MAGIC, wire.PROTOCOL, self._attachment, self.out[at : at + most]]), flags)
             self.out = []
 
     def receive(self) -> None:
@@ -108,6 +110,12 @@ class Peer(ABC):
     def sign_of_life(self) -> m.Heartbeat:
         """What is said in each interval."""
         return m.Heartbeat()
+
+    def leave(self) -> None:
+        """Say goodbye, behind whatever was said already, unless the connection takes no more."""
+        self.say(m.Goodbye())
+        with suppress(self._again):
+            self.flush(self._noblock)
 
     @abstractmethod
     def welcomed(self) -> None:
@@ -304,9 +312,11 @@ class LeanPeers:
                 self._peers[socket].receive()
 
     def close(self) -> None:
-        """Close the sockets."""
-        for socket in self._peers:
-            socket.close()
+        """Say goodbye, so that nobody is waited for, and close the sockets."""
+        for peer in (*self._clients, *self._workers):
+            if peer.attached:
+                peer.leave()
+            peer.socket.close(linger=GOODBYE_MS)
 
 
 def _credit(taken: int) -> m.Credit:
