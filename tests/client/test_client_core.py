@@ -197,8 +197,9 @@ def test_streaming_34_bytes_of_a_stranger_change_nothing(attached: Rig) -> None:
 
 
 def test_a_second_welcome_over_the_same_attachment_brings_news(attached: Rig) -> None:
-    """Limits and pipelines may change while the client is attached."""
-    attached.hear(m.Welcome("me-1", "0.1.9", 1.0, 3, {"image_bytes_max": 5}))
+    """Limits and pipelines may change while the client is attached; whoever watches is told."""
+    again = m.Welcome("me-1", "0.1.9", 1.0, 3, {"image_bytes_max": 5})
+    assert attached.core.handle(e.Received(attached.now, 7, again)) == [e.Changed()]
     assert attached.core.welcome is not None
     assert attached.core.welcome.limits == {"image_bytes_max": 5}
     assert attached.said(m.ClientHello) == [m.ClientHello("0.1.0", "me")]
