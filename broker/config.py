@@ -43,7 +43,7 @@ class BrokerConfig:
         outbox_bytes_max: most bytes that wait for one peer, and most that the socket has for it and hasn't sent; small
             messages, up to 16 MiB, aren't counted among the latter.
         outbox_messages_max: most messages that wait for one peer.
-        turn_messages_max: messages that are read before the loop looks at anything else.
+        turn_messages_max: messages that are read before the loop sends what they lead to.
         status_sessions_max: sessions that a status lists one by one.
         linger_s: how long the last messages may take to leave at the end.
     """
@@ -75,7 +75,7 @@ class BrokerConfig:
     image_bytes_max: int = 32 << 20
     outbox_bytes_max: int = 64 << 20
     outbox_messages_max: int = 10_000
-    turn_messages_max: int = 256
+    turn_messages_max: int = 64
     status_sessions_max: int = 256
     linger_s: float = 1.0
 
