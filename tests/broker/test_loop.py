@@ -23,7 +23,7 @@ from reelwire import messages as m
 from reelwire import wire
 from reelwire.broker.config import BrokerConfig
 from reelwire.broker.endpoint import claimed
-from reelwire.broker.loop import Loop, run
+from reelwire.broker.loop import Loop, _weight, run
 from reelwire.errors import ConfigError
 
 LIMIT_S = 30.0
@@ -297,6 +297,12 @@ def test_streaming_34_raw_tcp_changes_nothing(start: Start, connect: Connect, se
     assert connect(loop).hello().attachment > client.attachment
     for one in raw:
         one.close()
+
+
+def test_streaming_35_a_heartbeat_counts_as_much_as_it_says() -> None:
+    """A turn reads a bounded number of acks, whether each travels alone or in a heartbeat."""
+    acks = tuple(m.Ack(str(number), 0) for number in range(3))
+    assert [_weight(message) for message in (m.Heartbeat(), m.Heartbeat(acks=acks), acks[0])] == [1, 4, 1]
 
 
 def test_streaming_35_a_peer_that_does_not_read_is_dropped_alone(

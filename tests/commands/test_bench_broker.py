@@ -14,13 +14,13 @@ import msgpack
 import pytest
 import zmq
 
+from reelwire import Client, wire
 from reelwire import messages as m
-from reelwire import wire
 from reelwire.commands import bench_broker
 from reelwire.commands.bench_broker import Plan, counts, run
 from reelwire.commands.bench_forwarder import ForwarderPeers
-from reelwire.commands.bench_lean import LeanClient, LeanWorker, Peer
-from reelwire.commands.bench_stack import helper
+from reelwire.commands.bench_lean import LeanClient, LeanPeers, LeanWorker, Peer
+from reelwire.commands.bench_stack import helper, stack
 from reelwire.controls import KeyState
 from reelwire.errors import ReelwireError, RequestError
 from reelwire.workers.emulated import Emulation, emulated_spec
@@ -106,6 +106,22 @@ def test_a_short_run_measures_the_broker_and_the_forwarder(reelwire: Reelwire, t
         assert row["forwarder_per_s"] > 0
     assert said["bounds"] == []
     assert (tmp_path / "benchmarks" / "broker.csv").read_text().count("\n") == 3
+
+
+def test_lean_peers_that_are_closed_leave_nothing_to_wait_for(context: Any) -> None:
+    """In the middle of their sessions, as an interrupted benchmark closes them: they have left, and weren't lost."""
+    with stack({}) as running:
+        peers = LeanPeers(context, running.endpoint, SPEC, 2)
+        try:
+            peers.open(4)
+        finally:
+            peers.close()
+        until = time.monotonic() + 20
+        with Client(running.endpoint) as client:
+            while (status := client.status())["sessions"] or status["workers"]:
+                assert time.monotonic() < until
+        left = {name: count for name, count in status["counters"].items() if name.endswith(("s_left", "s_lost"))}
+    assert left == {"clients_left": 2, "workers_left": 3}
 
 
 def test_a_forwarder_ends_in_silence_when_its_peers_leave(
