@@ -176,6 +176,11 @@ class Chaos:
                 self.rig.handle(Unreachable(self.rig.now, peer.route))
             case 2:
                 self.rig.handle(OutboxFull(self.rig.now, peer.route))
+                for session in [name for name, (client, *_) in self.sessions.items() if client is peer]:
+                    if self.random.random() < 0.5:
+                        peer.end(session, self.random.choice(("drain", "cancel")))
+                if self.random.random() < 0.5:
+                    peer.say(m.Goodbye())
             case 3:
                 self.rig.handle(Malformed(self.rig.now, peer.route, "malformed", "garbage"))
             case 4:
