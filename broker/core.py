@@ -268,6 +268,7 @@ class BrokerCore(Attaching):
         session.request_bytes = nbytes
         self._desk.request_bytes += nbytes
         self.sessions[name] = peer.sessions[name] = session
+        self._desk.expect_stats(served.spec)
         peer.keys[request.key] = name
         self._placement.enter(session)
         self._desk.freed = True
@@ -465,6 +466,7 @@ class BrokerCore(Attaching):
 
     def _forget(self, session: Session) -> None:
         self._placement.leave(session)
+        report.take_in(self._desk.stats, session)
         self._ended[session.id] = (session.attachment, report.metrics(session))
         if len(self._ended) > ENDED_KEPT_MAX:
             self._ended.popitem(last=False)

@@ -43,7 +43,7 @@ class Desk:
         timers: deadlines of sessions and of the broker itself.
         silences: when it is looked at whether actors hang.
         counters: how often something was refused, dropped or lost, by reason.
-        stats: pipeline name to the numbers of all its sessions.
+        stats: pipeline name to the numbers of all its sessions that have ended.
         unsettled: sessions whose stages may be able to go on.
         stirred: actors that may have room.
         touched: sessions whose keys or pending control may be taken at the end of the turn.
@@ -94,15 +94,14 @@ class Desk:
         actions, self._actions = self._actions, []
         return actions
 
-    def stats_of(self, spec: StreamSpec) -> StreamStats:
-        """The numbers of all sessions of a pipeline; one of another dataflow under that name starts anew."""
+    def expect_stats(self, spec: StreamSpec) -> None:
+        """Keep numbers of a pipeline from now on; one of another dataflow under that name starts anew."""
         names = [stage.name for stage in spec.stages]
         stats = self.stats.get(spec.name)
         if stats is None or list(stats.stages) != names:
             while len(self.stats) >= STATS_KEPT_MAX:
                 del self.stats[next(iter(self.stats))]
-            stats = self.stats[spec.name] = StreamStats(names)
-        return stats
+            self.stats[spec.name] = StreamStats(names)
 
     def send(self, peer: Peer, message: FromBroker, packed: Packed | None = None) -> None:
         """Tell a peer something, unless that can't be sent; `packed`: the message as it is sent, if that was made already."""

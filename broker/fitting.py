@@ -35,9 +35,8 @@ def fitted(
     header_bytes = wire.HEADER_BYTES + wire.ENTRY_BYTES + len(packed.name) + len(packed.body)
     sizes = wire.sizes_of(packed.buffers)
     for artifact in artifacts:
-        for tensor in artifact.tensors.values():
-            if isinstance(tensor.place, Shared):
-                sizes.append(tensor.nbytes)
+        if artifact.tensors:
+            sizes += [tensor.nbytes for tensor in artifact.tensors.values() if isinstance(tensor.place, Shared)]
     if sizes or header_bytes > limits.header_bytes_max or header_bytes > limits.message_bytes_max:
         return packed, limits.misfit([header_bytes, *sizes])
     return packed, None

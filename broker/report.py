@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from itertools import islice
 from typing import Any
 
@@ -20,6 +20,7 @@ def status(
 ) -> dict[str, Plain]:
     """The whole broker: workers, stages, pipelines, the first sessions, counters. Takes time in proportion to them."""
     listed = islice(sessions.values(), desk.config.status_sessions_max)
+    stats = _stats_of_all(desk, sessions.values())
     return {
         "version": version,
         "draining": draining,
@@ -31,7 +32,7 @@ def status(
                 "sessions": served.sessions,
                 "waiting": len(served.waiting),
                 "unserved_stage": served.unserved_stage() or "",
-                "metrics": _stream(desk.stats[name]) if name in desk.stats else {},
+                "metrics": _stream(stats[name]) if name in stats else {},
             }
             for name, served in placement.served.items()
         },
@@ -50,6 +51,24 @@ def metrics(session: Session) -> dict[str, Plain]:
         "taps_overwritten": controls.taps_overwritten,
         "explicit_overwritten": controls.explicit_overwritten,
     }
+
+
+def take_in(stats: Mapping[str, StreamStats], session: Session) -> None:
+    """Add a session's numbers to those of its pipeline; by then another dataflow may be kept under that name."""
+    mine, total = session.timing.stats, stats.get(session.spec.name)
+    if total is not None and list(total.stages) == list(mine.stages):
+        total.take_in(mine)
+
+
+def _stats_of_all(desk: Desk, sessions: Iterable[Session]) -> dict[str, StreamStats]:
+    """The numbers of all sessions by pipeline, of those that live and of those that ended."""
+    stats = {}
+    for name, ended in desk.stats.items():
+        stats[name] = StreamStats(ended.stages)
+        stats[name].take_in(ended)
+    for session in sessions:
+        take_in(stats, session)
+    return stats
 
 
 def _session(session: Session) -> dict[str, Plain]:

@@ -8,6 +8,8 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterable
 from itertools import accumulate
 
+import numpy as np
+
 STEPS_PER_DOUBLING = 8
 DOUBLINGS = 24
 LEAST_S = 1e-4
@@ -47,18 +49,11 @@ class Histogram:
         if value > self.max:
             self.max = value
 
-    def add_with(self, total: Histogram, seconds: float) -> None:
-        """Note one duration here and in a total: as `add` of both, for less."""
-        value = max(0.0, seconds)
-        bucket = bisect_right(_BOUNDS, value)
-        self.buckets[bucket] += 1
-        self.sum += value
-        if value > self.max:
-            self.max = value
-        total.buckets[bucket] += 1
-        total.sum += value
-        if value > total.max:
-            total.max = value
+    def take_in(self, other: Histogram) -> None:
+        """Add all durations of another one."""
+        np.frombuffer(self.buckets, np.uint64)[:] += np.frombuffer(other.buckets, np.uint64)
+        self.sum += other.sum
+        self.max = max(self.max, other.max)
 
     @property
     def count(self) -> int:
@@ -116,6 +111,13 @@ class IdleTime:
             gaps[0] += 1
             gaps[1] += seconds
 
+    def take_in(self, other: IdleTime) -> None:
+        """Add all gaps of another one."""
+        for cause, (count, seconds) in other.causes.items():
+            gaps = self.causes.setdefault(cause, [0, 0.0])
+            gaps[0] += count
+            gaps[1] += seconds
+
     def summary(self) -> dict[str, dict[str, int | float]]:
         """Cause to the number of gaps and their seconds; the gap that is still open isn't in it."""
         return {cause: {"count": count, "seconds": seconds} for cause, (count, seconds) in self.causes.items()}
@@ -125,17 +127,17 @@ class IdleGaps:
     """Where one stage of a session is between two tasks, and since when.
 
     Args:
-        totals: what is told of each gap when it is over.
+        idle: what is told of each gap when it is over.
 
     Attributes:
         cause: what the stage waits for; empty when it runs, or has nothing left to do.
     """
 
-    __slots__ = ("_last", "_since", "_totals", "cause")
+    __slots__ = ("_idle", "_last", "_since", "cause")
 
-    def __init__(self, *totals: IdleTime) -> None:
+    def __init__(self, idle: IdleTime) -> None:
         """Start outside of a gap."""
-        self._totals = totals
+        self._idle = idle
         self._since = 0.0
         self._last = NO_GAP
         self.cause = ""
@@ -150,8 +152,7 @@ class IdleGaps:
         elif self.cause and seconds > 0.0:
             self._last = self.cause, seconds
         if self.cause and seconds > 0.0:
-            for total in self._totals:
-                total.add(self.cause, seconds)
+            self._idle.add(self.cause, seconds)
         self.cause = cause
         self._since = now
 
@@ -182,6 +183,14 @@ class StageStats:
         self.started_to_completed = Histogram()
         self.run = Histogram()
         self.idle = IdleTime()
+
+    def take_in(self, other: StageStats) -> None:
+        """Add all numbers of another one."""
+        self.ready_to_admitted.take_in(other.ready_to_admitted)
+        self.admitted_to_started.take_in(other.admitted_to_started)
+        self.started_to_completed.take_in(other.started_to_completed)
+        self.run.take_in(other.run)
+        self.idle.take_in(other.idle)
 
     def summary(self) -> dict[str, dict[str, int | float] | dict[str, dict[str, int | float]]]:
         """Name to numbers, in seconds."""
@@ -218,6 +227,16 @@ class StreamStats:
         self.period = Histogram()
         self.first_output = Histogram()
         self.change_to_frame = Histogram()
+
+    def take_in(self, other: StreamStats) -> None:
+        """Add all numbers of another one, which has the same stages."""
+        self.chunks += other.chunks
+        self.control_to_output.take_in(other.control_to_output)
+        self.period.take_in(other.period)
+        self.first_output.take_in(other.first_output)
+        self.change_to_frame.take_in(other.change_to_frame)
+        for name, stage in self.stages.items():
+            stage.take_in(other.stages[name])
 
     def summary(self) -> dict[str, dict[str, int | float]]:
         """Name to numbers, in seconds; those of the stages stand in `stages`."""

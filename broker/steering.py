@@ -76,7 +76,7 @@ class Steering(ABC):
         self.state: State = "opening"
         self.flow = Flow(spec, request.chunks)
         self.controls = ControlDesk(spec, request.control_binding, desk.now)
-        self.timing = Timing(spec, desk.now, desk.stats_of(spec))
+        self.timing = Timing(spec, desk.now)
         self.seats: Seats | None = None
         self._steered = spec.control_stage().name
         self._refill = "never" if spec.prefetch is None else spec.prefetch.refill

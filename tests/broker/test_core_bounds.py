@@ -21,7 +21,7 @@ def kept(session: Any) -> dict[str, int]:
         "held": sum(len(edge.held) for edge in session.flow.edges.values()),
         "given": len(session.controls.given),
         "facts": len(session._facts),
-        "timing": len(session.timing._chunks),
+        "timing": len(session.timing._anchored) + sum(map(len, session.timing._passes.values())),
         "ring": len(session.ring),
         "causes": sum(len(stage.idle.causes) for stage in session.timing.stats.stages.values()),
     }

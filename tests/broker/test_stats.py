@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 import sys
+from typing import Any
 
 import pytest
 
@@ -48,10 +49,10 @@ def test_streaming_30_a_histogram_does_not_grow() -> None:
 
 
 def test_streaming_30_idle_time_is_kept_by_cause() -> None:
-    """A gap ends when its cause changes; running isn't idle; the same cause again goes on. Every total is told."""
+    """A gap ends when its cause changes; running isn't idle; the same cause again goes on."""
     mine, everybodys = IdleTime(), IdleTime()
     everybodys.add("credit", 2.0)
-    gaps = IdleGaps(mine, everybodys)
+    gaps = IdleGaps(mine)
     gaps.turn("placement", 0.0)
     gaps.turn("placement", 1.0)
     gaps.turn("input:control", 2.0)
@@ -59,12 +60,40 @@ def test_streaming_30_idle_time_is_kept_by_cause() -> None:
     gaps.turn("credit", 6.0)
     gaps.turn("input:control", 7.0)
     gaps.turn("", 8.0)
+    everybodys.take_in(mine)
     assert everybodys.summary()["credit"] == {"count": 2, "seconds": 3.0}
     assert mine.summary() == {
         "placement": {"count": 1, "seconds": 2.0},
         "input:control": {"count": 2, "seconds": 4.0},
         "credit": {"count": 1, "seconds": 1.0},
     }
+
+
+def test_streaming_30_numbers_of_several_sessions_add_up() -> None:
+    """A total that took two sessions in says what it would say if everything had been noted there."""
+    generator = random.Random(4)
+    one, other, total, expected = (StreamStats(["encode"]) for _ in range(4))
+    for number in range(500):
+        value = generator.expovariate(10)
+        for stats in (one if number % 3 else other, expected):
+            stats.chunks += 1
+            stats.period.add(value)
+            stats.stages["encode"].run.add(value / 2)
+            stats.stages["encode"].idle.add(generator.choice(["credit"]), value)
+    total.take_in(one)
+    total.take_in(other)
+    assert total.chunks == 500
+    pairs: list[tuple[Any, Any]] = [(total.summary(), expected.summary())]
+    pairs.append((total.stages["encode"].summary(), expected.stages["encode"].summary()))
+    for said, right in pairs:
+        assert repr(_rounded(said)) == repr(_rounded(right))
+
+
+def _rounded(numbers: Any) -> Any:
+    """Sums of floats depend on their order."""
+    if isinstance(numbers, dict):
+        return {name: _rounded(value) for name, value in numbers.items()}
+    return round(numbers, 9)
 
 
 def test_a_stream_says_all_its_numbers() -> None:
