@@ -84,7 +84,7 @@ class BrokerCore(Attaching):
             return
         self._desk.begin(event.now)
         match event:
-            case Received():
+            case Received():  # nearly all of them
                 self._received(event)
             case Malformed():
                 self._malformed(event)

@@ -23,7 +23,7 @@ from reelwire.errors import ConfigError, VersionMismatch, WireError
 from reelwire.messages import Heartbeat, Message, OpenSession
 from reelwire.wake import Wake
 
-from .actions import Action, Forget, Log, Send, Stop
+from .actions import Forget, Log, Send, Stop
 from .config import BrokerConfig
 from .core import BrokerCore
 from .endpoint import IN_USE, claimed
@@ -172,22 +172,30 @@ class Loop:
             drained = False  # the last words of whoever couldn't be told may have come since
 
     def _handle(self, event: Event) -> None:
-        for action in self._core.handle(event):
-            if type(action) is Send:  # nearly all of them
-                self._say(action)
-            else:
-                self._perform(action)
-        if self._pending:
-            self._handle_pending()
+        """Hand an event in, and what follows from what can't be sent meanwhile."""
+        self._do(event)
+        self._handle_pending()
 
     def _handle_pending(self) -> None:
         while self._pending:
-            self._handle(self._pending.popleft())
+            self._do(self._pending.popleft())
 
-    def _perform(self, action: Action) -> None:
+    def _do(self, event: Event) -> None:
+        """Let messages leave with the others of this turn to the same peer, as far as they are small; do the rest at once."""
+        batches = self._batches
+        for action in self._core.handle(event):
+            if not isinstance(action, Send):
+                self._perform(action)
+                continue
+            packed = action.packed or wire.pack(action.message)
+            batch = batches.get(action.route)
+            if batch is None or not batch.add(action.attachment, packed):
+                batches[action.route] = wire.Batch(action.attachment, packed, action.limits)
+                if batch is not None:
+                    self._send(action.route, batch)
+
+    def _perform(self, action: Forget | Log | Stop) -> None:
         match action:
-            case Send():
-                self._say(action)
             case Forget(route=route):
                 self._batches.pop(route, None)
                 self._outboxes.forget(route)
@@ -197,15 +205,6 @@ class Loop:
                 self._serving = False
             case _:
                 assert_never(action)
-
-    def _say(self, action: Send) -> None:
-        """Let a message leave with the others of this turn to the same peer, as far as they are small."""
-        packed = action.packed or wire.pack(action.message)
-        batch = self._batches.get(action.route)
-        if batch is None or not batch.add(action.attachment, packed):
-            self._batches[action.route] = wire.Batch(action.attachment, packed, action.limits)
-            if batch is not None:
-                self._send(action.route, batch)
 
     def _send(self, route: bytes, batch: wire.Batch) -> None:
         # What a stranger is told is told now or never: nothing waits for somebody who isn't attached.

@@ -109,7 +109,8 @@ class Making(Delivering):
 
     def _steer(self) -> None:
         """Look for a control, and tell the client how far its own may go, if either may be further than before."""
-        if self.flow.control.issued <= self.flow.next_commit + AHEAD_MAX:
+        flow, controls = self.flow, self.controls
+        if flow.control.issued <= flow.next_commit + AHEAD_MAX and (controls.unbound is None or controls.pending):
             self._touch()
         self._announce()
 
@@ -133,7 +134,7 @@ class Making(Delivering):
         """Send the stage's next task; to an actor that has nothing else to do it starts there and then."""
         assert self.seats is not None, "a task without a place"
         flow, desk, line = self.flow, self.desk, self._lines[stage]
-        actor = line.actor
+        actor, now = line.actor, desk.now
         index, inputs = flow.peek(stage)
         task = RunTask(
             session=self.id,
@@ -155,10 +156,10 @@ class Making(Delivering):
             return
         starts = actor.is_idle
         flow.dispatch(stage)
-        actor.send(self.id, desk.now)
+        actor.send(self.id, now)
         if starts:  # else it is watched already, and has more time now, not less
             desk.watch(actor)
-        self.timing.admitted(stage, index, desk.now)
+        self.timing.admitted(stage, index, now)
         desk.send(actor.worker, task, packed)
         if starts and flow.start(stage):
             desk.unsettled[self.id] = self
@@ -190,7 +191,8 @@ class Making(Delivering):
             self.refuse("orphans", event)
             return
         reason = self._misbound(event) if line.is_steered or event.applied is not None else None
-        reason = reason or self.leases.objection(self.seats.shared[name])
+        if reason is None and (desk.memory.arrived or desk.memory.objection is not None):
+            reason = self.leases.objection(self.seats.shared[name])
         if event.outputs.keys() != line.produces:
             made, wanted = ", ".join(event.outputs) or "nothing", ", ".join(line.spec.produces)
             reason = f"made {made} instead of {wanted}"
@@ -212,8 +214,9 @@ class Making(Delivering):
         self.timing.completed(name, index, event.run_s, desk.now)
         if line.is_last:
             self._commit()
-        self._stir()
-        self._all_made()
+        desk.unsettled[self.id] = self
+        if flow.next_commit == flow.limit or self.state == "releasing":
+            self._all_made()
 
     def on_pace(self, _event: PaceExpired) -> None:
         """The picture has come far enough for the next chunk to be begun."""
@@ -277,12 +280,12 @@ class Making(Delivering):
     def _is_oldest_task(self, stage: str, index: int) -> bool:
         """Whether a task is the oldest that its actor has of this session: only that one can be over."""
         assert self.seats is not None, "a task without a place"
-        return self.id in self.seats.actor(stage).tasks and self.flow.stages[stage].finished == index
+        return self.id in self.seats.seats[stage].actor.tasks and self.flow.stages[stage].finished == index
 
     def _strike(self, stage: str, index: int) -> None:
         """Strike the oldest task off its actor's list."""
         assert self.seats is not None, "a task without a place"
-        actor = self.seats.actor(stage)
+        actor = self.seats.seats[stage].actor
         actor.strike(self.id)
         self.leases.task_over(stage, index)
         self.desk.answered(actor)

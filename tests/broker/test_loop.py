@@ -23,6 +23,7 @@ from reelwire import messages as m
 from reelwire import wire
 from reelwire.broker.config import BrokerConfig
 from reelwire.broker.endpoint import claimed
+from reelwire.broker.events import Unreachable
 from reelwire.broker.loop import Loop, _weight, run
 from reelwire.errors import ConfigError
 
@@ -402,6 +403,19 @@ def test_streaming_32_a_process_that_stood_still_hears_first(monkeypatch: pytest
         assert loop._backlog_until == 0.0, "it was on time"
     finally:
         loop.close()
+
+
+def test_streaming_35_any_number_of_peers_may_be_gone_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each is handled after the other, not inside of it."""
+    loop = Loop(BrokerConfig(listen=ANY_PORT))
+    handled: list[Any] = []
+    try:
+        monkeypatch.setattr(loop, "_core", types.SimpleNamespace(handle=lambda event: handled.append(event) or ()))
+        loop._pending.extend(Unreachable(0.0, b"") for _ in range(10_000))
+        loop._handle(Unreachable(0.0, b""))
+    finally:
+        loop.close()
+    assert len(handled) == 10_001
 
 
 def test_a_loop_without_peers_sleeps_until_it_is_woken(start: Start) -> None:
