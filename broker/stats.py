@@ -144,15 +144,14 @@ class IdleGaps:
 
     def turn(self, cause: str, now: float) -> None:
         """From `now` on the cause is `cause`, which may be empty. What took no time is no gap."""
-        if cause == self.cause:
+        before, seconds = self.cause, now - self._since
+        if cause == before:
             return
-        seconds = now - self._since
+        if before and seconds > 0.0:
+            self._last = before, seconds
+            self._idle.add(before, seconds)
         if not cause:
             self._last = NO_GAP
-        elif self.cause and seconds > 0.0:
-            self._last = self.cause, seconds
-        if self.cause and seconds > 0.0:
-            self._idle.add(self.cause, seconds)
         self.cause = cause
         self._since = now
 

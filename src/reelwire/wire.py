@@ -147,12 +147,13 @@ class Batch:
 
     def add(self, attachment: int, packed: Packed) -> bool:
         """Whether one more message travels with these; not when that would be too much of them."""
-        entry_bytes = ENTRY_BYTES + len(packed.name) + len(packed.body)
-        if entry_bytes > self._header_left or attachment != self.attachment:
+        name, body, entries = packed.name, packed.body, self._entries
+        entry_bytes = ENTRY_BYTES + len(name) + len(body)
+        if entry_bytes > self._header_left or attachment != self.attachment or len(entries) >= 2 * TOGETHER_MAX:
             return False
-        if len(self._entries) >= 2 * TOGETHER_MAX or (packed.buffers and not self._add_tensors(packed.buffers)):
+        if packed.buffers and not self._add_tensors(packed.buffers):
             return False
-        self._entries += (packed.name, packed.body)
+        entries += (name, body)
         self._header_left -= entry_bytes
         self.nbytes += entry_bytes
         return True
