@@ -96,9 +96,9 @@ class Loop:
     def serve(self) -> None:
         """Turn after turn, until the core stops."""
         while self._serving:
-            self._wait()
-            for _ in range(self.wake.clear()):
-                self._handle(ShutdownRequested(time.monotonic()))
+            if self._wait():
+                for _ in range(self.wake.clear()):
+                    self._handle(ShutdownRequested(time.monotonic()))
             drained = self._receive()
             for route in self._outboxes.retry(self._outboxes.blocked):
                 self._handle(Unreachable(time.monotonic(), route))
@@ -111,19 +111,21 @@ class Loop:
         self._context.term()
         self.wake.close()
 
-    def _wait(self) -> None:
+    def _wait(self) -> bool:
+        """Sleep until there is something to do; whether that is, among others, what a signal asks for."""
         wake_at = self._core.wake_at
         if wake_at is not None:
             wake_at = max(wake_at, self._backlog_until)
         # Up to the next millisecond: rounded down, it would spin until the deadline.
         timeout_ms = None if wake_at is None else int(max(0.0, wake_at - time.monotonic()) * 1000) + 1
-        self._poller.poll(timeout_ms)
+        ready = dict(self._poller.poll(timeout_ms))
         now = time.monotonic()
         if now > max(self._awake_at, wake_at or now) + self._config.heartbeat_s:
             # This process stood still, the thread that fills the socket's queue with it: what peers said meanwhile needs
             # a moment to get here, and until then nobody may be called silent.
             self._backlog_until = now + self._config.heartbeat_s
         self._awake_at = now
+        return self.wake.fileno() in ready
 
     def _receive(self) -> bool:
         """Hand in what has arrived, up to a bound; whether that was all. What it leads to is said when the turn ends."""
