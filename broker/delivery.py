@@ -58,8 +58,11 @@ class Delivering(Steering):
 
     @property
     def control_limit(self) -> int:
-        """How far explicit controls may go, as the client was told."""
-        return self._told[1]
+        """How far explicit controls may go; it never goes back."""
+        told, most = self._told[1], self.flow.next_commit + AHEAD_MAX + 1
+        if told >= most or self.state not in STEERED:
+            return told
+        return max(told, min(most, self.flow.control_limit))
 
     @abstractmethod
     def _all_made(self) -> None:
@@ -143,12 +146,15 @@ class Delivering(Steering):
             self.flow.stages[self._steered].is_stale = True
 
     def _announce(self) -> None:
-        """Tell the client its state, how far controls may go, and why it ends, when that changes; a grant never goes back."""
+        """Tell the client its state, how far controls may go, and why it ends, when that changes.
+
+        While a key is down, what is granted is used up at once: whoever waits for it nevertheless hears of it with a
+        heartbeat.
+        """
         state, limit, failure = told = self._told
         if self.state in STEERED:
-            most = self.flow.next_commit + AHEAD_MAX + 1
-            if limit < most:
-                limit = max(limit, min(most, self.flow.control_limit))
+            if not self.controls.holds:
+                limit = self.control_limit
             if limit == told[1] and self.state == state:
                 return
         elif self.state in ENDED:

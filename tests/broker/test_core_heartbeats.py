@@ -8,6 +8,7 @@ import pytest
 
 from reelwire import messages as m
 from reelwire.broker.config import BrokerConfig
+from reelwire.controls import Keys
 
 
 def test_streaming_11_a_heartbeat_repeats_the_grants_of_each_session(rig: Any) -> None:
@@ -118,3 +119,27 @@ def test_streaming_11_many_grants_are_told_in_several_heartbeats(kit: Any) -> No
     beats = client.heard(m.Heartbeat)
     assert [grant.session for beat in beats for grant in beat.grants] == sessions
     assert len(beats) == 4
+
+
+def test_streaming_11_while_a_key_is_down_grants_come_with_heartbeats(rig: Any, kit: Any) -> None:
+    """They are used up at once, so that there is no word for each chunk; when the key is released there is one."""
+    worker, client, session = rig.start(chunks=9)
+    keys = Keys(kit.world())
+    keys.press("w")
+    client.keys(session, keys)
+    rig.turn()
+    told = len(client.heard(m.SessionChanged))
+    for count in range(1, 4):
+        worker.make("encode", "denoise", "decode")
+        client.ack(session, count)
+        rig.turn()
+    live = rig.core.sessions[session]
+    assert len(client.chunks(session)) == 3
+    assert len(client.heard(m.SessionChanged)) == told
+    rig.advance(1.0)
+    (grant,) = client.last(m.Heartbeat).grants
+    assert grant == m.ControlGrant(session, live.control_limit)
+    assert grant.control_limit > client.state(session)[1]
+    keys.release("w")
+    client.keys(session, keys)
+    assert client.state(session) == ("running", live.control_limit)
