@@ -10,6 +10,7 @@ import math
 import os
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import assert_never
@@ -71,7 +72,7 @@ def left(until: float) -> float | None:
     return None if seconds == math.inf else seconds
 
 
-class Door:
+class Door(ABC):
     """A core and its lock; a subclass performs what has to do with the socket.
 
     Args:
@@ -177,13 +178,13 @@ class Door:
 
     # --- under the lock ------------------------------------------------------------------------------------------------
 
+    @abstractmethod
     def _act(self, action: e.Send | e.AnswerProbe | e.Reconnect | e.Stop) -> None:
         """Perform an action that has to do with the socket."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _acted(self) -> None:
         """Something was done that the thread of the socket may have to look at."""
-        raise NotImplementedError
 
     def _perform(self, actions: list[e.Action]) -> None:
         for action in actions:
