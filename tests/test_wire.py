@@ -14,8 +14,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from reelwire import codec, tensors, wire
 from reelwire import messages as m
-from reelwire import tensors, wire
 from reelwire.controls import KeyState
 from reelwire.errors import VersionMismatch, WireError
 from reelwire.spec import Edge, Parameter, StageSpec, StreamSpec, TensorInput
@@ -340,6 +340,16 @@ def test_a_message_knows_its_own_size_among_others() -> None:
     alone = [wire.decode(wire.encode(message, 7), wire.TO_BROKER, LIMITS).sizes[0] for message in messages]
     assert list(together.sizes) == alone
     assert together.sizes[1] > 12
+
+
+def test_after_prepare_no_message_waits_for_its_compiler() -> None:
+    """All encoders and decoders of both directions are there, also those of the values inside of the messages."""
+    wire.prepare(wire.TO_CLIENT, m.ToClient)
+    made = codec.encoder.cache_info().misses, codec.decoder.cache_info().misses
+    for message, direction in EXAMPLES:
+        if direction is wire.TO_CLIENT:
+            wire.decode(wire.encode(message, 3), direction, LIMITS)
+    assert (codec.encoder.cache_info().misses, codec.decoder.cache_info().misses) == made
 
 
 def beat(nbytes: int = 0, frames: int = 0) -> wire.Packed:

@@ -159,6 +159,8 @@ class Link(Door):
     def _serve(self, context: zmq.Context[zmq.Socket[bytes]]) -> None:
         dealer = self._connected(context)
         try:
+            self._flush(dealer)
+            wire.prepare(wire.TO_CLIENT, messages.ClientMessage)  # while the hello travels, and no chunk waits
             while not self._stopped:
                 if self._reconnect:
                     dealer.close(linger=0)
