@@ -46,10 +46,11 @@ class Connect:
 
 @dataclass(frozen=True, slots=True)
 class Send:
-    """Send a message to the broker."""
+    """Send a message to the broker. `packed`: it as it is sent, where a stage's thread has made that already."""
 
     attachment: int
     message: WorkerMessage
+    packed: wire.Packed | None = None
 
 
 @dataclass(frozen=True, slots=True)

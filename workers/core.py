@@ -348,7 +348,7 @@ class WorkerCore:
         return [*actor.receive(message, self._attachment), *self._drained()]
 
     def _reported(self, report: Finished) -> list[Action]:
-        actor, reply = self.actors[report.stage], report.reply
+        actor, reply, packed = self.actors[report.stage], report.reply, report.packed
         actions: list[Action] = []
         if isinstance(reply, StageFailed):
             actions.append(_failure_line(report, reply))
@@ -359,8 +359,9 @@ class WorkerCore:
                 return [*actions, *self._leave(code, f"{report.stage} can't be built: {what}")]
         wanted = actor.wants(report.job)
         if isinstance(reply, TaskDone) and not wanted:
-            reply = replace(reply, outputs={})  # the broker waits for the end of the task, and for nothing else of it
-        actions += actor.finished(report.job, reply, self._attachment)
+            # The broker waits for the end of the task, and for nothing else of it.
+            reply, packed = replace(reply, outputs={}), None
+        actions += actor.finished(report.job, reply, self._attachment, packed)
         if wanted:
             self._lend(report.pieces, reply)
         elif report.pieces:

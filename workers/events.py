@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from reelwire import wire
 from reelwire.messages import SegmentUse, StageFailed, StageInitialized, StageReady, StageReleased, TaskDone, ToWorker
 
 from .actions import Job
@@ -22,6 +23,7 @@ class Finished:
         reply: the outcome, as the broker is told.
         traceback: where the stage raised; for the log only.
         pieces: the shared memory in which the outcome's tensors stand.
+        packed: the reply as it is sent; of a failure it is made only when that is told.
     """
 
     stage: str
@@ -29,6 +31,7 @@ class Finished:
     reply: Reply
     traceback: str = ""
     pieces: tuple[SegmentUse, ...] = ()
+    packed: wire.Packed | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -175,7 +175,7 @@ class _Loop:
                 if isinstance(action.message, Heartbeat):  # as good a moment as any, and it comes again
                     self._memory.sweep()
                 self._linger_ms = LINGER_MS if isinstance(action.message, Goodbye) else 0
-                self._outbox.put(action.attachment, wire.pack(action.message))
+                self._outbox.put(action.attachment, action.packed or wire.pack(action.message))
             case SetLimits():
                 self._outbox.limits = action.limits
                 for thread in self._threads.values():

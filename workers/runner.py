@@ -38,7 +38,7 @@ from reelwire.tensors import Shared
 from .actions import BuildStage, Job
 from .events import Finished, Reply
 from .memory import SharedMemory
-from .values import from_artifact, to_artifact, to_plain
+from .values import from_artifact, to_artifact, to_facts
 
 if TYPE_CHECKING:
     import torch
@@ -147,22 +147,21 @@ class StageThread:
 
     def _serve(self) -> None:
         while (job := self._jobs.get()) is not None:
-            reply, trace = self._do(job)
-            pieces = tuple(piece.use for piece in self._taken)
-            self._taken.clear()
-            self._post(Finished(self._name, job, reply, trace, pieces))
-            del job, reply, trace  # an idle stage holds no tensors of its last job
+            self._post(self._do(job))
+            del job  # an idle stage holds no tensors of its last job
 
-    def _do(self, job: Job) -> tuple[Reply, str]:
+    def _do(self, job: Job) -> Finished:
         try:
             with self._on_device():
                 reply = self._perform(job)
-            _check_sendable(reply, self.limits)
+            packed = _packed(reply, self.limits)
         except BaseException as error:  # noqa: BLE001 - whatever a stage raises fails its session, not the worker
             trace = "".join(traceback.format_exception(error))
-            reply, out_of_memory = self._failed(job, error), _is_out_of_device_memory(error)
+            failed, out_of_memory = self._failed(job, error), _is_out_of_device_memory(error)
         else:
-            return reply, ""
+            pieces = tuple([piece.use for piece in self._taken])
+            self._taken.clear()
+            return Finished(self._name, job, reply, "", pieces, packed)
         # Out of the handler, where no frame of the stage keeps its tensors alive any more.
         self._memory.take_back(piece.use for piece in self._taken)
         self._taken.clear()
@@ -170,7 +169,7 @@ class StageThread:
             self._drop_partial(job.work.session)
         if out_of_memory:
             self._give_memory_back()
-        return reply, trace
+        return Finished(self._name, job, failed, trace)
 
     def _perform(self, job: Job) -> Reply:
         work = job.work
@@ -241,8 +240,8 @@ class StageThread:
         if constant and not spec.settles:
             raise ValueError("says that its outputs are constant from here on; the spec doesn't say that it settles")
         shared = dict.fromkeys(work.shared, self._take)
-        outputs = {name: to_artifact(values, shared.get(name)) for name, values in result.outputs.items()}
-        facts = {name: to_plain(value) for name, value in result.facts.items()}
+        outputs = {name: to_artifact(result.outputs[name], shared.get(name)) for name in spec.produces}
+        facts = to_facts(result.facts)
         whose = (work.session, work.stage, work.epoch, work.stage_epoch, work.index)
         return TaskDone(*whose, outputs, facts, run_s, applied, constant)
 
@@ -326,18 +325,34 @@ def _short(text: str) -> str:
     return text if len(text) <= MESSAGE_CHARS_MAX else text[: MESSAGE_CHARS_MAX - 3] + "..."
 
 
-def _check_sendable(reply: Reply, limits: wire.Limits) -> None:
-    """Let what the broker would refuse be an error of the stage that made it.
+def _packed(reply: Reply, limits: wire.Limits) -> wire.Packed:
+    """The reply as it is sent; what the broker would refuse is an error of the stage that made it.
+
+    What a task gave is small enough, or not; for all else that the broker checks, its decoder needn't run here, because
+    a `TaskDone` is made of what was decoded itself, by the rules of `values`, and of numbers of ours. The rest of the
+    replies are rare, and are decoded.
 
     Raises:
         ValueError: the message has no place on the wire, or is too large for it.
     """
-    for name, artifact in (reply.outputs if isinstance(reply, TaskDone) else {}).items():
-        for tensor_name, tensor in artifact.tensors.items():
-            if isinstance(tensor.place, Shared) and tensor.nbytes > limits.frame_bytes_max:
-                takes = f"{name}.{tensor_name} takes {tensor.nbytes} bytes; accepted: {limits.frame_bytes_max}"
-                raise ValueError(f"the result can't be sent: {takes}")
     try:
-        wire.decode(wire.encode(reply, 0), wire.TO_BROKER, limits)
+        packed = wire.pack(reply)
+        if not isinstance(reply, TaskDone):
+            wire.decode(wire.Batch(0, packed, limits).frames(), wire.TO_BROKER, limits)
+            return packed
     except WireError as error:
         raise ValueError(f"the result can't be sent: {error}") from error
+    header_bytes = wire.HEADER_BYTES + wire.ENTRY_BYTES + len(packed.name) + len(packed.body)
+    problem = limits.misfit([header_bytes, *wire.sizes_of(packed.buffers)]) or _too_large(reply, limits)
+    if problem:
+        raise ValueError(f"the result can't be sent: {problem}")
+    return packed
+
+
+def _too_large(reply: TaskDone, limits: wire.Limits) -> str | None:
+    """Which tensor in shared memory is larger than any that the broker accepts in a message."""
+    for name, artifact in reply.outputs.items():
+        for tensor_name, tensor in artifact.tensors.items():
+            if isinstance(tensor.place, Shared) and tensor.nbytes > limits.frame_bytes_max:
+                return f"{name}.{tensor_name} takes {tensor.nbytes} bytes; accepted: {limits.frame_bytes_max}"
+    return None

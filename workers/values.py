@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from reelwire import tensors
+from reelwire.codec import LEAVES, PLAIN_DEPTH_MAX
 from reelwire.messages import Artifact
 from reelwire.spec import Plain
 from reelwire.tensors import Inline, Shared, TensorRef
@@ -60,11 +61,12 @@ def to_artifact(values: Mapping[str, Any], take: Take | None = None) -> Artifact
         take: gives shared memory for the large ones; None, or where it gives none: they travel with the message.
 
     Raises:
-        ValueError: a value is neither an array nor plain, or its dtype has no place on the wire.
+        ValueError: a value is neither an array nor plain, its dtype has no place on the wire, or its name is no text.
     """
     plain: dict[str, Plain] = {}
     arrays: dict[str, TensorRef] = {}
-    for name, value in values.items():
+    for key, value in values.items():
+        name = _name(key)
         if isinstance(value, np.ndarray):
             arrays[name] = _numpy_reference(value, take)
         elif _is_torch_tensor(value):
@@ -74,23 +76,59 @@ def to_artifact(values: Mapping[str, Any], take: Take | None = None) -> Artifact
     return Artifact(plain, arrays)
 
 
-def to_plain(value: Any) -> Plain:
-    """The value in plain types: numpy and torch scalars become numbers, small arrays nested lists.
+def to_facts(values: Mapping[str, Any]) -> dict[str, Plain]:
+    """Named values, each in plain types.
 
     Raises:
-        ValueError: it is of no plain type.
+        ValueError: a name is no text, or a value is of no plain type or too deep.
     """
-    if isinstance(value, np.ndarray | np.generic) or _is_torch_tensor(value):
-        return to_plain(value.tolist())
-    if value is None or type(value) in (bool, int, float, str, bytes):
+    return {_name(name): to_plain(value) for name, value in values.items()}
+
+
+def to_plain(value: Any, depth: int = 0) -> Plain:
+    """The value in plain types: numpy and torch scalars become numbers, small arrays nested lists.
+
+    Args:
+        value: it.
+        depth: lists and maps around it, which count with those in it.
+
+    Raises:
+        ValueError: it is of no plain type, or holds lists and maps deeper than `PLAIN_DEPTH_MAX`.
+    """
+    if type(value) in LEAVES:
         return value  # type: ignore[no-any-return]
-    if isinstance(value, list | tuple):
-        return [to_plain(each) for each in value]
-    if isinstance(value, Mapping) and all(isinstance(key, str) for key in value):
-        return {key: to_plain(each) for key, each in value.items()}
+    if isinstance(value, _NUMPY) or _is_torch_tensor(value):
+        listed = value.tolist()
+        if type(listed) is not type(value):  # a long double stays what it is
+            return to_plain(listed, depth)
+    if isinstance(value, (list, tuple)):
+        return _plain_list(list(value), depth)
+    if isinstance(value, Mapping):
+        items = dict(value)
+        if items and depth >= PLAIN_DEPTH_MAX:
+            raise ValueError(_TOO_DEEP)
+        return {_name(key): to_plain(each, depth + 1) for key, each in items.items()}
     raise ValueError(
         f"a {type(value).__name__} is no plain value; accepted: None, bool, int, float, str, bytes, lists, dicts"
     )
+
+
+_NUMPY = (np.ndarray, np.generic)
+_TOO_DEEP = f"lists and maps more than {PLAIN_DEPTH_MAX} deep can't be sent"
+
+
+def _plain_list(items: list[Any], depth: int) -> Plain:
+    if items and depth >= PLAIN_DEPTH_MAX:
+        raise ValueError(_TOO_DEEP)
+    if LEAVES.issuperset(map(type, items)):
+        return items
+    return [to_plain(each, depth + 1) for each in items]
+
+
+def _name(name: object) -> str:
+    if not isinstance(name, str):
+        raise ValueError(f"{name!r:.40} names a value; accepted: a text")  # noqa: TRY004 - as what has no plain type
+    return name
 
 
 def _mapped(ref: TensorRef, place: Shared, view: View | None) -> TensorRef:
