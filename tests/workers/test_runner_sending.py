@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from reelwire import wire
 from reelwire.codec import PLAIN_DEPTH_MAX
+from reelwire.errors import WireError
 from reelwire.messages import Artifact, InitializeStage, RunTask, StageFailed, StageInitialized, TaskDone
 from reelwire.pipeline.stage import Initialized, StageResult
 from reelwire.workers.runner import load
@@ -106,7 +107,7 @@ def accepted(message: Any, limits: wire.Limits) -> bool:
         frames = wire.encode(message, LARGEST_ATTACHMENT)
         padded = wire.Limits(header_bytes_max=limits.header_bytes_max - wire.HEADER_BYTES)
         wire.decode(frames, wire.TO_BROKER, padded)
-    except (ValueError, wire.WireError):
+    except (ValueError, WireError):
         return False
     return True
 
