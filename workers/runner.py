@@ -126,6 +126,9 @@ class StageThread:
         self._taken: list[Piece] = []
         self._held: dict[str, int] = {}
         self._stage: Stage | None = None
+        self._spec = pipeline.spec.stage(stage)
+        self._produces = frozenset(self._spec.produces)
+        self._spent: list[object] = []
         self._stream: torch.cuda.Stream | None = None
         self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
         # A daemon: a stage that hangs in one long call must not keep the process from ending.
@@ -148,7 +151,9 @@ class StageThread:
     def _serve(self) -> None:
         while (job := self._jobs.get()) is not None:
             self._post(self._do(job))
-            del job  # an idle stage holds no tensors of its last job
+            # An idle stage holds no tensors of its last job; to free them takes its time, and the result has left.
+            del job
+            self._spent.clear()
 
     def _do(self, job: Job) -> Finished:
         try:
@@ -163,6 +168,7 @@ class StageThread:
             self._taken.clear()
             return Finished(self._name, job, reply, "", pieces, packed)
         # Out of the handler, where no frame of the stage keeps its tensors alive any more.
+        self._spent.clear()
         self._memory.take_back(piece.use for piece in self._taken)
         self._taken.clear()
         if isinstance(job.work, InitializeStage):
@@ -229,18 +235,18 @@ class StageThread:
         inputs = {name: self._input(name, work) for name in work.inputs}
         began = time.perf_counter()
         result = stage.run(work.session, work.index, inputs, is_first=work.is_first, is_last=work.is_last)
+        self._spent += (inputs, result)
         if self._stream is not None:
             self._stream.synchronize()
         run_s = time.perf_counter() - began
-        spec = self._pipeline.spec.stage(work.stage)
-        if set(result.outputs) != set(spec.produces):
+        if set(result.outputs) != self._produces:
             made = ", ".join(sorted(result.outputs)) or "nothing"
-            raise ValueError(f"made {made}; the spec says {', '.join(sorted(spec.produces))}")
+            raise ValueError(f"made {made}; the spec says {', '.join(sorted(self._produces))}")
         constant = bool(result.constant)
-        if constant and not spec.settles:
+        if constant and not self._spec.settles:
             raise ValueError("says that its outputs are constant from here on; the spec doesn't say that it settles")
         shared = dict.fromkeys(work.shared, self._take)
-        outputs = {name: to_artifact(result.outputs[name], shared.get(name)) for name in spec.produces}
+        outputs = {name: to_artifact(result.outputs[name], shared.get(name)) for name in self._spec.produces}
         facts = to_facts(result.facts)
         whose = (work.session, work.stage, work.epoch, work.stage_epoch, work.index)
         return TaskDone(*whose, outputs, facts, run_s, applied, constant)

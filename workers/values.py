@@ -69,7 +69,7 @@ def to_artifact(values: Mapping[str, Any], take: Take | None = None) -> Artifact
         name = _name(key)
         if isinstance(value, np.ndarray):
             arrays[name] = _numpy_reference(value, take)
-        elif _is_torch_tensor(value):
+        elif not isinstance(value, _PLAIN) and _is_torch_tensor(value):
             arrays[name] = _torch_reference(value, take)
         else:
             plain[name] = to_plain(value)
@@ -97,12 +97,12 @@ def to_plain(value: Any, depth: int = 0) -> Plain:
     """
     if type(value) in LEAVES:
         return value  # type: ignore[no-any-return]
+    if isinstance(value, (list, tuple)):
+        return _plain_list(list(value), depth)
     if isinstance(value, _NUMPY) or _is_torch_tensor(value):
         listed = value.tolist()
         if type(listed) is not type(value):  # a long double stays what it is
             return to_plain(listed, depth)
-    if isinstance(value, (list, tuple)):
-        return _plain_list(list(value), depth)
     if isinstance(value, Mapping):
         items = dict(value)
         if items and depth >= PLAIN_DEPTH_MAX:
@@ -114,6 +114,8 @@ def to_plain(value: Any, depth: int = 0) -> Plain:
 
 
 _NUMPY = (np.ndarray, np.generic)
+_NAMES = {np.dtype(name): name for name in tensors.ITEM_BYTES if name != "bfloat16"}  # numpy works a name out anew
+_PLAIN = (*LEAVES, list, tuple, dict)
 _TOO_DEEP = f"lists and maps more than {PLAIN_DEPTH_MAX} deep can't be sent"
 
 
@@ -160,7 +162,10 @@ def _is_torch_tensor(value: Any) -> bool:
 
 
 def _numpy_reference(array: NDArray[Any], take: Take | None) -> TensorRef:
-    name = array.dtype.name
+    known = _NAMES.get(array.dtype)
+    if known and array.nbytes < SHARED_BYTES_MIN and type(array) is np.ndarray and array.flags.c_contiguous:
+        return TensorRef(known, array.shape, Inline(array.tobytes()))  # a small one needs no more than this
+    name = known or array.dtype.name
     piece = _room(array.nbytes, take) if name in tensors.ITEM_BYTES else None
     if piece is None:
         return tensors.from_array(np.array(array, order="C", copy=True))
