@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import queue
 import sys
@@ -17,7 +18,7 @@ import zmq
 import reelwire
 from reelwire import wire
 from reelwire.errors import ConfigError, VersionMismatch, WireError
-from reelwire.messages import Goodbye, Heartbeat, MemoryProbed
+from reelwire.messages import Goodbye, Heartbeat, MemoryProbed, WorkerMessage
 from reelwire.wake import Wake
 
 from .actions import AbandonMemory, Action, AnswerProbe, Connect, Log, Ready, Run, Send, SetLimits, Stop, TakeBack
@@ -83,6 +84,9 @@ class _Loop:
         self._reports: queue.SimpleQueue[Finished] = queue.SimpleQueue()
         self._context = zmq.Context()
         self._socket: zmq.Socket[bytes] | None = None
+        self._poller = zmq.Poller()
+        self._poller.register(self.wake.fileno(), zmq.POLLIN)
+        self._polled = 0  # what is waited for at the socket
         self._outbox = Outbox(self._try_send)
         self._linger_ms = 0
         self._exit_code: int | None = None
@@ -98,15 +102,19 @@ class _Loop:
         if self._memory.reaped:
             self._log.info("shared_memory_reaped", owners=", ".join(self._memory.reaped))
         self._handle(Started(time.monotonic()))
+        self._outbox.flush()
+        wire.prepare(wire.TO_WORKER, WorkerMessage)  # while the hello travels, and no chunk waits
         while self._exit_code is None:
             self._outbox.flush()
-            self._wait()
+            woken, readable = self._wait()
             if self._outbox.nbytes > self._config.outbox_bytes_max:
                 self._handle(OutboxFull(time.monotonic()))
-            for _ in range(self.wake.clear()):
-                self._handle(ShutdownRequested(time.monotonic()))
-            drained = self._receive()
-            self._report()  # after the keys that are there have been read: a chunk that begins now takes the newest
+            if woken:
+                for _ in range(self.wake.clear()):
+                    self._handle(ShutdownRequested(time.monotonic()))
+            drained = self._receive() if readable else True
+            if woken:  # after the keys that are there have been read: a chunk that begins now takes the newest
+                self._report()
             self._outbox.flush()  # somebody waits for a result; the clock can wait for this
             self._handle(Tick(time.monotonic(), drained))
         self._outbox.flush()
@@ -128,19 +136,30 @@ class _Loop:
         self._reports.put(report)
         self.wake.set()
 
-    def _wait(self) -> None:
-        poller = zmq.Poller()
-        poller.register(self.wake.fileno(), zmq.POLLIN)
-        if self._socket is not None:
-            poller.register(self._socket, zmq.POLLIN | (zmq.POLLOUT if self._outbox.blocked else 0))
+    def _wait(self) -> tuple[bool, bool]:
+        """Sleep until there is something to do: whether a thread or a signal wants it, and whether the broker says something."""
+        socket = self._socket
+        polled = zmq.POLLIN | zmq.POLLOUT if self._outbox.blocked else zmq.POLLIN
+        if socket is not None and polled != self._polled:
+            self._poller.register(socket, polled)
+            self._polled = polled
         wake_at = self._core.wake_at
         # Up to the next millisecond: rounded down, it would spin until the deadline.
-        poller.poll(None if wake_at is None else int(max(0.0, wake_at - time.monotonic()) * 1000) + 1)
+        timeout_ms = None if wake_at is None else int(max(0.0, wake_at - time.monotonic()) * 1000) + 1
+        woken = readable = False
+        for ready, events in self._poller.poll(timeout_ms):
+            if ready is socket:
+                readable = bool(events & zmq.POLLIN)
+            else:
+                woken = True
+        return woken, readable
 
     def _report(self) -> None:
-        with contextlib.suppress(queue.Empty):
-            while True:
-                self._handle(Reported(time.monotonic(), self._reports.get_nowait()))
+        while not self._reports.empty():
+            for action in self._core.handle(Reported(time.monotonic(), self._reports.get_nowait())):
+                if isinstance(action, Run):
+                    self._outbox.flush()  # or the stage's thread would take the interpreter before the result has left
+                self._perform(action)
 
     def _receive(self) -> bool:
         """Take what has arrived, up to a bound; whether that was all."""
@@ -148,12 +167,14 @@ class _Loop:
             if self._socket is None or self._exit_code is not None:
                 return True
             try:
-                frames = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
+                frames: list[wire.Buffer] = [self._socket.recv(zmq.NOBLOCK)]
             except zmq.Again:
                 return True
+            while self._socket.getsockopt(zmq.RCVMORE):  # tensors stay where ZeroMQ has them
+                frames.append(self._socket.recv(zmq.NOBLOCK, copy=False).buffer)
             now = time.monotonic()
             try:
-                envelope = wire.decode([frame.buffer for frame in frames], wire.TO_WORKER, self._core.limits)
+                envelope = wire.decode(frames, wire.TO_WORKER, self._core.limits)
             except VersionMismatch as error:
                 self._handle(Malformed(now, "version", str(error)))
             except WireError as error:
@@ -189,6 +210,7 @@ class _Loop:
             case AbandonMemory():
                 self._memory.abandon()
             case Ready():
+                _settle_heap()
                 self._on_ready(action.name)
             case Log():
                 getattr(self._log, action.level)(action.event, **action.fields)
@@ -201,7 +223,10 @@ class _Loop:
 
     def _connect(self) -> None:
         if self._socket is not None:
+            if self._polled:
+                self._poller.unregister(self._socket)
             self._socket.close(linger=0)
+        self._polled = 0
         self._outbox.clear()
         self._socket = self._context.socket(zmq.DEALER)
         self._socket.sndhwm = SEND_QUEUE_MESSAGES_MAX
@@ -212,10 +237,25 @@ class _Loop:
         except zmq.ZMQError as error:
             raise ConfigError("broker", f"{self._config.broker!r} can't be used ({error.strerror})") from error
 
-    def _try_send(self, frames: Frames) -> Tracker | None:
+    def _try_send(self, frames: Frames, follow: bool) -> Tracker | bool:
         if self._socket is None:
-            return None
+            return False
         try:
-            return self._socket.send_multipart(frames, zmq.NOBLOCK, copy=False, track=True)
+            if not follow:
+                self._socket.send_multipart(frames, zmq.NOBLOCK)
+                return True
+            tracker = self._socket.send_multipart(frames, zmq.NOBLOCK, copy=False, track=True)
         except zmq.Again:
-            return None
+            return False
+        assert tracker is not None, "a message without its tracker"
+        return tracker
+
+
+def _settle_heap() -> None:
+    """Have the collector look no more at what is there now that all is imported and built.
+
+    A pass over the oldest generation of a process with torch in it takes tens of milliseconds, in which no thread runs;
+    when one comes depends on what the stages allocate, so it would come in the middle of somebody's chunk.
+    """
+    gc.collect()
+    gc.freeze()

@@ -1,8 +1,9 @@
 """What is on its way to the broker, counted in bytes: what waits here, and what ZeroMQ has taken and not yet written.
 
 A socket's own limit counts messages, whatever their size, so it bounds no memory. But ZeroMQ says when it is done with
-the memory of a large frame, and until then its bytes count here. Frames below its threshold (64 KiB) are copied at once
-and not counted; the socket's limit bounds those.
+the memory of a large frame, and until then its bytes count here. Smaller frames (below 64 KiB) are copied at once and
+not counted, once it has taken them; the socket's limit bounds those. To follow a message costs more than to copy a small
+one, so a message that can hold no such frame is sent without.
 """
 
 from __future__ import annotations
@@ -12,6 +13,9 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from reelwire import wire
+
+FOLLOWED_BYTES_MIN = 64 << 10
+"""Messages of this size and more are followed until their bytes have left: from here on ZeroMQ copies no frame."""
 
 Frames = Sequence[wire.Buffer]
 
@@ -29,13 +33,14 @@ class Outbox:
     """Messages to the broker, in order; small ones that wait together are sent together.
 
     Args:
-        send: hands frames over; None when they aren't taken now.
+        send: hands frames over, and says whether they were taken; a tracker if it was asked, by its second argument, to
+            follow them.
 
     Attributes:
         limits: what the broker accepts.
     """
 
-    def __init__(self, send: Callable[[Frames], Tracker | None]) -> None:
+    def __init__(self, send: Callable[[Frames, bool], Tracker | bool]) -> None:
         """Start empty."""
         self._send = send
         self.limits = wire.Limits()
@@ -68,11 +73,14 @@ class Outbox:
         """Send what waits, as far as it is taken."""
         while self._waiting:
             batch = self._waiting[0]
-            tracker = self._send(batch.frames())
-            if tracker is None:
+            taken = self._send(batch.frames(), batch.nbytes >= FOLLOWED_BYTES_MIN)
+            if taken is False:
                 return
             self._waiting.popleft()
-            self._taken.append((tracker, batch.nbytes))
+            if taken is True:
+                self._nbytes -= batch.nbytes
+            else:
+                self._taken.append((taken, batch.nbytes))
 
     def clear(self) -> None:
         """Forget everything: the connection is gone."""

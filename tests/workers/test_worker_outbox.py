@@ -9,7 +9,7 @@ import zmq
 
 from reelwire import wire
 from reelwire.messages import Heartbeat
-from reelwire.workers.outbox import Frames, Outbox
+from reelwire.workers.outbox import FOLLOWED_BYTES_MIN, Frames, Outbox, Tracker
 
 LARGE = 1 << 20
 QUEUE_MAX = 3
@@ -39,12 +39,12 @@ class Wire:
         self.taken: list[Taken] = []
         self.open = True
 
-    def send(self, frames: Frames) -> Taken | None:
+    def send(self, frames: Frames, follow: bool) -> Taken | bool:
         """Take a message, or not."""
         if not self.open:
-            return None
+            return False
         self.taken.append(Taken(frames))
-        return self.taken[-1]
+        return self.taken[-1] if follow else True
 
 
 def beat(number: int) -> wire.Packed:
@@ -105,8 +105,6 @@ def test_streaming_11_small_messages_that_wait_together_are_sent_together() -> N
         outbox.put(2, beat(number))
     outbox.flush()
     assert [taken.said for taken in there.taken] == [[0, 1, 2], [3], [4], [5]]
-    for taken in there.taken:
-        taken.done = True
     assert outbox.nbytes == 0
 
 
@@ -125,6 +123,19 @@ def test_a_lost_connection_takes_everything_with_it() -> None:
     assert (outbox.nbytes, len(there.taken)) == (0, 1)
 
 
+def test_streaming_35_only_large_messages_are_followed() -> None:
+    """A small one counts while it waits here, and no more once it is taken; what comes after it counts on its own."""
+    there = Wire()
+    outbox = Outbox(there.send)
+    for nbytes, attachment in ((FOLLOWED_BYTES_MIN - 200, 1), (FOLLOWED_BYTES_MIN, 2), (10, 3)):
+        outbox.put(attachment, large(nbytes))
+    assert outbox.nbytes > 2 * FOLLOWED_BYTES_MIN - 200
+    outbox.flush()
+    assert FOLLOWED_BYTES_MIN <= outbox.nbytes < FOLLOWED_BYTES_MIN + 200
+    there.taken[1].done = True
+    assert outbox.nbytes == 0
+
+
 @pytest.fixture
 def nowhere() -> Iterator[zmq.Socket[bytes]]:
     """A socket whose peer never comes; it keeps what it is given."""
@@ -139,11 +150,12 @@ def nowhere() -> Iterator[zmq.Socket[bytes]]:
 def test_streaming_35_what_zeromq_keeps_is_counted(nowhere: zmq.Socket[bytes]) -> None:
     """The socket takes some messages although nobody reads: they are in memory, so they count like those that wait."""
 
-    def send(frames: Frames) -> zmq.MessageTracker | None:
+    def send(frames: Frames, follow: bool) -> Tracker | bool:
+        assert follow, "a large message is sent as a small one"
         try:
-            return nowhere.send_multipart(frames, zmq.NOBLOCK, copy=False, track=True)
+            return nowhere.send_multipart(frames, zmq.NOBLOCK, copy=False, track=True) or False
         except zmq.Again:
-            return None
+            return False
 
     outbox = Outbox(send)
     for _ in range(2 * QUEUE_MAX):
