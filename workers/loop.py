@@ -33,6 +33,8 @@ from .supervisor import die_with_parent
 RECEIVES_PER_TURN_MAX = 256
 JOIN_LIMIT_S = 2.0
 LINGER_MS = 1000
+SWITCH_S = 0.0005
+"""How long a stage may keep the interpreter from the loop, whatever it computes in Python, and the loop from a stage."""
 SEND_QUEUE_MESSAGES_MAX = 64
 """Messages that the socket itself keeps; what doesn't fit waits in our own outbox."""
 
@@ -56,6 +58,7 @@ def run(config: WorkerConfig, on_ready: Callable[[str], None]) -> int:
     """
     if config.parent_pid:
         die_with_parent(config.parent_pid)
+    sys.setswitchinterval(SWITCH_S)
     main = threading.current_thread() is threading.main_thread()
     with contextlib.closing(SharedMemory(config.shared_memory_bytes_max)) as memory:
         loop = _Loop(config, on_ready, memory)

@@ -46,6 +46,8 @@ if TYPE_CHECKING:
     from reelwire.pipeline.stage import Pipeline, Stage
 
 MESSAGE_CHARS_MAX = 2000
+TAKEN_WITHIN_S = 0.001
+"""How long `submit` waits for the thread to have its job; that takes a tenth of it, when the thread is free."""
 _PHASES: dict[type, Phase] = {
     BuildStage: "build",
     InitializeStage: "initialize",
@@ -131,13 +133,19 @@ class StageThread:
         self._spent: list[object] = []
         self._stream: torch.cuda.Stream | None = None
         self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
+        self._taken_up = threading.Lock()
         # A daemon: a stage that hangs in one long call must not keep the process from ending.
         self._thread = threading.Thread(target=self._serve, name=f"stage-{stage}", daemon=True)
         self._thread.start()
 
     def submit(self, job: Job) -> None:
-        """Give the thread its next job."""
+        """Give the thread its next job, and the interpreter with it.
+
+        A thread that was woken stands back for as long as its waker has Python to run, between two system calls as well.
+        """
+        self._taken_up.acquire(blocking=False)
         self._jobs.put(job)
+        self._taken_up.acquire(timeout=TAKEN_WITHIN_S)
 
     def stop(self) -> None:
         """Have the thread end after the job that it has."""
@@ -150,6 +158,8 @@ class StageThread:
 
     def _serve(self) -> None:
         while (job := self._jobs.get()) is not None:
+            if self._taken_up.locked():
+                self._taken_up.release()
             self._post(self._do(job))
             # An idle stage holds no tensors of its last job; to free them takes its time, and the result has left.
             del job
