@@ -37,7 +37,10 @@ class Actor:
         tenants: session id to the bytes that it takes.
         bytes_used: their sum.
         tasks: session id to how many tasks were sent for it and aren't over; those of a session end in order.
-        outstanding: their sum; at most one running and `mailbox` waiting.
+        outstanding: their sum; one running and `mailbox` waiting, and those that were sent ahead.
+        ahead: session id to how many tasks were sent for it that await what another stage of the worker makes; they
+            aren't among `tasks` until that is made.
+        awaiting: their sum.
         errands: how many initializations and releases were sent and aren't answered.
         answered_at: since when its next word is waited for: its last one, or the first that was sent after a pause.
         looked_at_by: when it is looked at whether it hangs, in seconds; no later than it would count as hung.
@@ -54,6 +57,8 @@ class Actor:
     bytes_used: int = 0
     tasks: dict[str, int] = field(default_factory=dict)
     outstanding: int = 0
+    ahead: dict[str, int] = field(default_factory=dict)
+    awaiting: int = 0
     errands: Counter[Errand] = field(default_factory=lambda: Counter({"initialize": 0, "release": 0}))
     answered_at: float = 0.0
     looked_at_by: float = math.inf
@@ -67,8 +72,16 @@ class Actor:
         return self.outstanding <= self.offer.mailbox
 
     @property
+    def has_room_ahead(self) -> bool:
+        """Whether one more task may be sent ahead: only where nobody waits, and within what the mailbox takes.
+
+        Tasks that await something keep no room from others, so an actor never stands still for what is yet to be made.
+        """
+        return not self.waiting and 0 < self.offer.mailbox >= self.outstanding + self.awaiting
+
+    @property
     def is_idle(self) -> bool:
-        """Whether what is sent now starts at once."""
+        """Whether no word is waited for."""
         return not self.outstanding and not self.has_errands
 
     @property
@@ -104,13 +117,28 @@ class Actor:
         self.bytes_used -= self.tenants.pop(session)
         self.waiting.forget(session)
         self.outstanding -= self.tasks.pop(session, 0)
+        self.awaiting -= self.ahead.pop(session, 0)
 
     def send(self, session: str, now: float) -> None:
         """Note a task that is sent to the actor."""
         assert self.has_room, f"{self.offer.stage}: more tasks than its mailbox takes"
-        self.begin(now)
-        self.tasks[session] = self.tasks.get(session, 0) + 1
-        self.outstanding += 1
+        self._add(session, now)
+
+    def send_ahead(self, session: str) -> None:
+        """Note a task that is sent to the actor and awaits what is yet to be made."""
+        assert self.has_room_ahead, f"{self.offer.stage}: more tasks ahead than its mailbox takes"
+        self.ahead[session] = self.ahead.get(session, 0) + 1
+        self.awaiting += 1
+
+    def arrive(self, session: str, now: float) -> None:
+        """Note that what the oldest task of a session awaited is made."""
+        left = self.ahead[session] - 1
+        if left:
+            self.ahead[session] = left
+        else:
+            del self.ahead[session]
+        self.awaiting -= 1
+        self._add(session, now)
 
     def strike(self, session: str) -> None:
         """Note that the oldest task of a session is over."""
@@ -120,6 +148,11 @@ class Actor:
         else:
             del self.tasks[session]
         self.outstanding -= 1
+
+    def _add(self, session: str, now: float) -> None:
+        self.begin(now)
+        self.tasks[session] = self.tasks.get(session, 0) + 1
+        self.outstanding += 1
 
     def send_errand(self, errand: Errand, now: float) -> None:
         """Note an initialization or a release that is sent to the actor."""
@@ -152,13 +185,16 @@ class Actor:
 
     def check(self) -> None:
         """Assert the invariants."""
-        assert self.outstanding <= 1 + self.offer.mailbox, f"{self.offer.stage}: too many tasks"
+        most = 1 + self.offer.mailbox  # and as many again that were sent ahead
+        assert self.outstanding + self.awaiting <= 2 * most, f"{self.offer.stage}: too many tasks"
         assert self.outstanding == sum(self.tasks.values()), f"{self.offer.stage}: tasks don't add up"
-        assert all(count > 0 for count in self.tasks.values()), f"{self.offer.stage}: no task is counted"
+        assert self.awaiting == sum(self.ahead.values()), f"{self.offer.stage}: tasks that were sent ahead don't add up"
+        counts = (*self.tasks.values(), *self.ahead.values())
+        assert all(count > 0 for count in counts), f"{self.offer.stage}: no task is counted"
         assert len(self.tenants) <= self.offer.slots, f"{self.offer.stage}: too many sessions"
         assert self.bytes_used == sum(self.tenants.values()), f"{self.offer.stage}: bytes don't add up"
         assert set(self.errands) == {"initialize", "release"}, f"{self.offer.stage}: an errand of another kind"
         assert all(count >= 0 for count in self.errands.values()), f"{self.offer.stage}: more answers than errands"
-        assert all(session in self.tenants for session in self.tasks), f"{self.offer.stage}: task of a stranger"
+        assert all(session in self.tenants for session in (*self.tasks, *self.ahead)), f"{self.offer.stage}: task of a stranger"
         self.waiting.check(self.tenants)
         assert not (self.waiting and self.has_room), f"{self.offer.stage}: room, and nobody is sent"

@@ -80,7 +80,7 @@ class Attaching(ABC):
         self._welcome(peer)
         desk.log("info", "attached", peer=peer.name, kind=kind, attachment=peer.attachment)
         if isinstance(hello, m.WorkerHello):
-            peer.device, peer.packages = hello.device, dict(hello.packages)
+            peer.device, peer.packages, peer.forwards = hello.device, dict(hello.packages), hello.forwards
             before = self._placement.specs()
             self._placement.add(peer, hello)
             self._tell_specs(before)

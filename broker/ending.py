@@ -191,6 +191,8 @@ class Ending(Making):
             if known:
                 self._strike(event.stage, event.index)
                 self.flow.fail(event.stage)
+                self._forwarded(self._lines[event.stage], event.index)
+                self._lend(self._lines[event.stage], event.index)
         self.refuse("late_answers" if known else "orphans", event)
 
     def on_keep_expired(self, _event: t.KeepExpired) -> None:

@@ -108,10 +108,24 @@ class StageFlow:
     Attributes:
         told: that a chunk below it begins is no news.
         settled: its outputs, once they are the same for all later chunks.
+        feeders: the stages whose outputs its worker gives to it by itself.
+        awaits: of tasks that were sent off before their inputs were there: the index, and what is still to be made.
         is_stale: something happened that may let it go on, or stop it, and nobody has looked since.
     """
 
-    __slots__ = ("consumes", "dispatched", "finished", "is_stale", "name", "produces", "settled", "started", "told")
+    __slots__ = (
+        "awaits",
+        "consumes",
+        "dispatched",
+        "feeders",
+        "finished",
+        "is_stale",
+        "name",
+        "produces",
+        "settled",
+        "started",
+        "told",
+    )
 
     def __init__(self, stage: StageSpec, edges: Mapping[str, Edge]) -> None:
         """Start at chunk 0."""
@@ -123,6 +137,8 @@ class StageFlow:
         self.finished = 0
         self.told = 0
         self.settled: Mapping[str, Artifact] | None = None
+        self.feeders: set[StageFlow] = set()
+        self.awaits: dict[int, set[str]] = {}
         self.is_stale = True
         for edge in self.consumes:
             edge.consumers.append(self)
@@ -253,14 +269,24 @@ class Flow:
                 return edge.full
         return READY
 
+    def comes(self, stage: StageFlow) -> bool:
+        """Whether what the stage's next task lacks are inputs that its own worker makes at the moment."""
+        index = stage.dispatched
+        if index >= self.limit:
+            return False
+        for edge in stage.consumes:
+            if index not in edge.held and (edge.producer not in stage.feeders or edge.producer.dispatched <= index):
+                return False
+        return all(edge.has_room for edge in stage.produces)
+
     def peek(self, name: str) -> tuple[int, dict[str, Artifact]]:
-        """The stage's next task: its index and its inputs, which are there, but for a control that is reserved."""
+        """The stage's next task: its index and those inputs that are there; a control that is reserved isn't."""
         stage = self.stages[name]
         index = stage.dispatched
         inputs = {}
         for edge in stage.consumes:
-            artifact = edge.held[index]
-            if artifact is not RESERVED:
+            artifact = edge.held.get(index)
+            if artifact is not None and artifact is not RESERVED:
                 inputs[edge.artifact] = artifact
         return index, inputs
 
@@ -268,7 +294,12 @@ class Flow:
         """Send the stage's next task off: its outputs are reserved, its inputs stay until it starts; its index."""
         stage = self.stages[name]
         index = stage.dispatched
-        assert self.lack(stage) == READY, f"{name} was sent off without inputs or room"
+        missing = {edge.artifact for edge in stage.consumes if index not in edge.held}
+        if missing:
+            assert self.comes(stage), f"{name} was sent ahead of what doesn't come, or without room"
+            stage.awaits[index] = missing
+        else:
+            assert self.lack(stage) == READY, f"{name} was sent off without room"
         stage.dispatched += 1
         stage.is_stale = True
         for edge in stage.produces:
@@ -280,6 +311,7 @@ class Flow:
         stage = self.stages[name]
         assert stage.started < stage.dispatched, f"{name} started what wasn't sent"
         makes_room = False
+        assert stage.started not in stage.awaits, f"{name} started without its inputs"
         for edge in stage.consumes:
             if edge.take(name, stage.started):
                 makes_room = True
@@ -375,6 +407,9 @@ class Flow:
         for stage in self.stages.values():
             assert 0 <= stage.finished <= stage.started <= stage.dispatched <= self.chunks, f"{stage.name}: counters"
             assert stage.told <= stage.dispatched, f"{stage.name}: a chunk begins that wasn't sent"
+            sent = range(stage.started, stage.dispatched)
+            assert all(index in sent for index in stage.awaits), f"{stage.name}: inputs of what wasn't sent are awaited"
+            assert all(stage.awaits.values()), f"{stage.name}: what is awaited has come"
         for edge in self.edges.values():
             assert 0 <= edge.occupancy <= edge.capacity, f"{edge.artifact}: {edge.occupancy} of {edge.capacity}"
             assert all(edge.floor <= index < edge.issued for index in edge.held), f"{edge.artifact}: stray artifact"

@@ -179,7 +179,13 @@ class Leases:
     def begin(self, index: int) -> None:
         """The result that is handled goes onto its edges: a lease for each consumer."""
         for name, pieces in self._memory.arrived.items():
-            self._put(name, index, pieces)
+            self._put(name, index, pieces, set(self._flow.edges[name].taken))
+
+    def begin_dropped(self, index: int, readers: set[str]) -> None:
+        """The result that is handled is dropped, but its worker gave it to these stages, which were sent their tasks."""
+        for name, pieces in self._memory.arrived.items():
+            if reading := readers.intersection(self._flow.edges[name].taken):
+                self._put(name, index, pieces, reading)
 
     def keep(self) -> None:
         """The result that is handled holds for later chunks as well: one lease more, until the session is released."""
@@ -191,7 +197,7 @@ class Leases:
     def begin_kept(self, name: str, index: int) -> None:
         """An artifact that is kept goes onto its edge again."""
         if name in self._kept:
-            self._put(name, index, self._kept[name])
+            self._put(name, index, self._kept[name], set(self._flow.edges[name].taken))
 
     def task_over(self, stage: str, index: int) -> None:
         """A stage's task is over: it reads its inputs no longer."""
@@ -234,8 +240,7 @@ class Leases:
             if stage in held.readers:
                 self._end(key, stage, broken=lost and self._was_sent(stage, key[1]))
 
-    def _put(self, name: str, index: int, pieces: Pieces) -> None:
-        readers = set(self._flow.edges[name].taken)
+    def _put(self, name: str, index: int, pieces: Pieces, readers: set[str]) -> None:
         self._memory.lend(pieces, len(readers))
         self._held[name, index] = _Held(pieces, readers)
 

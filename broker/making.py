@@ -41,9 +41,10 @@ class Line:
         is_last: whether some of them go to the client.
         is_steered: whether it takes the control.
         refills: whether its end refills the prefetch window.
+        followers: those whose actors are given what it makes by its worker itself.
     """
 
-    __slots__ = ("actor", "flow", "gaps", "is_last", "is_steered", "produces", "refills", "spec")
+    __slots__ = ("actor", "flow", "followers", "gaps", "is_last", "is_steered", "produces", "refills", "spec")
 
     def __init__(self, stream: StreamSpec, spec: StageSpec, flow: StageFlow, actor: Actor, gaps: IdleGaps) -> None:
         """Nothing was made yet."""
@@ -53,6 +54,7 @@ class Line:
         self.actor = actor
         self.gaps = gaps
         self.produces = frozenset(spec.produces)
+        self.followers: list[Line] = []
         self.is_last = not self.produces.isdisjoint(stream.outputs)
         self.is_steered = stream.control in spec.consumes
         self.refills = prefetch is not None and prefetch.refill == "after_stage" and prefetch.refill_after == spec.name
@@ -90,9 +92,20 @@ class Making(Delivering):
             stage.name: Line(self.spec, stage, flow[stage.name], actors[stage.name].actor, gaps[stage.name])
             for stage in self.spec.stages
         }
+        for line in self._lines.values():
+            self._follow(line)
         if self._refill != "never":
             self._prefetch()
         self._stir()
+
+    def _follow(self, line: Line) -> None:
+        """Find out what a stage's own worker makes for it."""
+        worker = line.actor.worker
+        makers = [edge.producer for edge in line.flow.consumes if edge.producer is not None and worker.forwards]
+        for maker in makers:
+            if self._lines[maker.name].actor.worker is worker and maker not in line.flow.feeders:
+                line.flow.feeders.add(maker)
+                self._lines[maker.name].followers.append(line)
 
     # --- tasks ---------------------------------------------------------------------------------------------------------
 
@@ -126,16 +139,20 @@ class Making(Delivering):
                 self._wait_for_clock(line)
             elif stage.settled is None and self.id not in line.actor.waiting:
                 self._queue(line)
+        elif stage.feeders and self._can_be_ahead(line):
+            self.run_next(stage.name)
+            return
         cause = "" if stage.finished < stage.started else self._cause(stage, lack)
         if cause != line.gaps.cause:
             line.gaps.turn(cause, self.desk.now)
 
     def run_next(self, stage: str) -> None:
-        """Send the stage's next task; to an actor that has nothing else to do it starts there and then."""
+        """Send the stage's next task, perhaps ahead of inputs; an actor that has nothing else to do starts it at once."""
         assert self.seats is not None, "a task without a place"
         flow, desk, line = self.flow, self.desk, self._lines[stage]
         actor, now = line.actor, desk.now
         index, inputs = flow.peek(stage)
+        awaits = tuple(edge.artifact for edge in line.flow.consumes if index not in edge.held)
         task = RunTask(
             session=self.id,
             pipeline=self.spec.name,
@@ -148,19 +165,27 @@ class Making(Delivering):
             is_last=index == self.chunks - 1,
             reservation=self.controls.reservation() if line.is_steered and index == self.controls.unbound else None,
             shared=self.seats.shared[stage],
+            awaits=awaits,
         )
         packed, reason = fitted(task, actor.worker.limits, inputs.values())
         if reason is not None:
             text = f"the inputs can't be sent to worker {actor.worker.name!r}: {reason}"
             desk.unfit[self.id] = Failure("stage", text, stage, index)
             return
-        starts = actor.is_idle
         flow.dispatch(stage)
-        actor.send(self.id, now)
-        if starts:  # else it is watched already, and has more time now, not less
-            desk.watch(actor)
-        self.timing.admitted(stage, index, now)
         desk.send(actor.worker, task, packed)
+        if awaits:
+            actor.send_ahead(self.id)
+            starts = False
+        else:
+            was_idle = actor.is_idle
+            starts = was_idle and not actor.awaiting  # one of those may have begun meanwhile
+            actor.send(self.id, now)
+            if was_idle:  # else it is watched already, and has more time now, not less
+                desk.watch(actor)
+            self.timing.admitted(stage, index, now)
+        for follower in line.followers:
+            self._look(follower)
         if starts and flow.start(stage):
             desk.unsettled[self.id] = self
             return
@@ -204,11 +229,11 @@ class Making(Delivering):
             self._prefetch()
         self._strike(name, index)
         flow.finish(name, event.outputs)
-        if index < flow.limit:
-            if desk.memory.arrived:
-                self.leases.begin(index)
-            if event.facts:
-                self._facts.setdefault(index, {}).update(event.facts)
+        self._forwarded(line, index)
+        if desk.memory.arrived:
+            self._lend(line, index)
+        if index < flow.limit and event.facts:
+            self._facts.setdefault(index, {}).update(event.facts)
         if event.constant and line.spec.settles:
             self._keep_constant(line, event.outputs)
         self.timing.completed(name, index, event.run_s, desk.now)
@@ -227,9 +252,53 @@ class Making(Delivering):
     def _queue(self, line: Line) -> None:
         """Wait for a turn at the stage's actor."""
         index = line.flow.dispatched
-        line.actor.waiting.add(self.id, self, self.spec.frames_of(index) / self.spec.fps)
+        line.actor.waiting.add(self.id, self, self._media_s(index))
         self.timing.offered(line.flow.name, index, self.desk.now)
         self.desk.stirred[line.actor] = None
+
+    def _can_be_ahead(self, line: Line) -> bool:
+        """Whether the stage's next task can be sent before its inputs are there, because its own worker makes them."""
+        stage, clock = line.flow, self.clock if line.is_steered else None
+        if stage.settled is not None or not line.actor.has_room_ahead or not self.flow.comes(stage):
+            return False
+        return clock is None or clock.begins_at(stage.dispatched) <= self.desk.now
+
+    def _forwarded(self, line: Line, index: int) -> None:
+        """A worker gave what was made to the tasks that awaited it: with all that they need, they are like any other."""
+        for follower in line.followers:
+            awaited = follower.flow.awaits.get(index)
+            if awaited is not None:
+                awaited -= line.produces
+                if not awaited:
+                    del follower.flow.awaits[index]
+                    self._arrived(follower, index)
+
+    def _arrived(self, line: Line, index: int) -> None:
+        assert self.seats is not None, "forwarded without a place"
+        stage, actor, now = line.flow, line.actor, self.desk.now
+        if self.seats.seats[stage.name].state != "live" or any(earlier < index for earlier in stage.awaits):
+            return  # its release has dropped the task, unless that came too late; or it is of a session that fails
+        starts = actor.is_idle
+        actor.arrive(self.id, now)
+        actor.waiting.charge(self.id, self._media_s(index))
+        if starts:
+            self.desk.watch(actor)
+        self.timing.offered(stage.name, index, now)
+        self.timing.admitted(stage.name, index, now)
+        if starts:
+            self.flow.start(stage.name)
+
+    def _lend(self, line: Line, index: int) -> None:
+        """Let the leases on a result's shared memory begin, also where only those have it whom its worker gave it."""
+        if index < self.flow.limit:
+            self.leases.begin(index)
+            return
+        assert self.seats is not None, "a result without a place"
+        ahead = {each.flow.name for each in line.followers if each.flow.dispatched > index}
+        self.leases.begin_dropped(index, {name for name in ahead if self.seats.seats[name].state != "gone"})
+
+    def _media_s(self, index: int) -> float:
+        return self.spec.frames_of(index) / self.spec.fps
 
     def _wait_for_clock(self, line: Line) -> None:
         """Look again when the chunk may be begun; it has no turn until then."""
@@ -273,6 +342,8 @@ class Making(Delivering):
         actor, stage = self.seats.actor(event.stage), self.flow.stages[event.stage]
         if self.id not in actor.tasks or not max(stage.told, stage.finished) <= event.index < stage.dispatched:
             return False
+        if event.index in stage.awaits:
+            return False
         stage.told = event.index + 1
         self.desk.answered(actor)
         return True
@@ -280,12 +351,17 @@ class Making(Delivering):
     def _is_oldest_task(self, stage: str, index: int) -> bool:
         """Whether a task is the oldest that its actor has of this session: only that one can be over."""
         assert self.seats is not None, "a task without a place"
-        return self.id in self.seats.seats[stage].actor.tasks and self.flow.stages[stage].finished == index
+        actor, flow = self.seats.seats[stage].actor, self.flow.stages[stage]
+        if flow.finished != index:
+            return False
+        return self.id in actor.tasks or (self.id in actor.ahead and index not in flow.awaits)
 
     def _strike(self, stage: str, index: int) -> None:
         """Strike the oldest task off its actor's list."""
         assert self.seats is not None, "a task without a place"
         actor = self.seats.seats[stage].actor
+        if self.id not in actor.tasks:  # the release came too late for it
+            actor.arrive(self.id, self.desk.now)
         actor.strike(self.id)
         self.leases.task_over(stage, index)
         self.desk.answered(actor)
@@ -312,6 +388,8 @@ class Making(Delivering):
         """What a stage with such a lack waits for; empty when it runs, or has nothing left to do."""
         if stage.finished < stage.started:
             return ""
+        if stage.started in stage.awaits:
+            return next(edge.missing for edge in stage.consumes if edge.artifact in stage.awaits[stage.started])
         if stage.started < stage.dispatched:
             return BUSY
         return "" if stage.settled is not None else _CAUSES.get(lack, lack)

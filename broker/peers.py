@@ -32,6 +32,7 @@ class Peer:
         gone: it was dropped; nothing is sent to it.
         mute: why nothing can be sent to it any more; what it has said by then is still read. Else empty.
         draining: a worker that takes no new sessions.
+        forwards: a worker that gives what one of its stages makes to another one itself.
         limits: what it accepts of a message.
         device: a worker's device.
         packages: a worker's versions of what its results depend on.
@@ -52,6 +53,7 @@ class Peer:
     gone: bool = False
     mute: str = ""
     draining: bool = False
+    forwards: bool = False
     limits: Limits = field(default_factory=Limits)
     device: str = ""
     packages: dict[str, str] = field(default_factory=dict)

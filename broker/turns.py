@@ -71,6 +71,12 @@ class Turns(Generic[T]):
         self._compact()
         return turn.who
 
+    def charge(self, name: str, media_s: float) -> None:
+        """Somebody was served without waiting for a turn; it counts as one."""
+        assert name not in self._waiting, f"{name} waits, and is served all the same"
+        self._served = max(self._served, self._given.get(name, 0.0))
+        self._given[name] = self._served + media_s
+
     def discard(self, name: str) -> None:
         """Let somebody wait no longer; it needn't be there, and what it was given stays."""
         turn = self._waiting.pop(name, None)

@@ -83,6 +83,7 @@ class WorkerHello:
         packages: versions of what its results depend on.
         limits: what it accepts, by name, as in `ClientHello`.
         memory: shared memory that it can write; None when it has none.
+        forwards: it gives what one of its stages makes to another one itself, to tasks that await it.
     """
 
     version: str
@@ -93,6 +94,7 @@ class WorkerHello:
     packages: Mapping[str, str] = field(default_factory=dict)
     limits: Mapping[str, int] = field(default_factory=dict)
     memory: MemoryOffer | None = None
+    forwards: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,6 +224,8 @@ class RunTask:
         is_last: whether it is the session's last.
         reservation: a control that is to be bound when the task begins; None when all inputs are there.
         shared: outputs that all their readers can take from the worker's shared memory.
+        awaits: inputs that aren't here yet, because another stage of this worker makes them for the same chunk: the task
+            begins when they are made.
     """
 
     session: str
@@ -235,6 +239,7 @@ class RunTask:
     is_last: bool
     reservation: Reservation | None = None
     shared: tuple[str, ...] = ()
+    awaits: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

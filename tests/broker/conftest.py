@@ -182,7 +182,8 @@ class Worker(Peer):
     """A worker that initializes and releases at once, and runs tasks when the test says so.
 
     `jobs` holds per stage what it has and didn't finish, oldest first; the first one has started. A reservation is bound
-    when it starts, to the newest register that is in `keys`; `bound` holds to what.
+    when it starts, to the newest register that is in `keys`; `bound` holds to what. Tasks in `ahead` await what another
+    stage is to make here; what was `forwarded` lately is there for those that come too late for it.
     """
 
     def __init__(self, rig: Rig, route: bytes, name: str, *, maps: bool = True) -> None:
@@ -193,6 +194,8 @@ class Worker(Peer):
         self.memory: Any = None
         self.keys: dict[str, KeyState] = {}
         self.bound: dict[tuple[str, int], m.Applied] = {}
+        self.ahead: list[m.RunTask] = []
+        self.forwarded: dict[tuple[str, str, int], Artifact] = {}
 
     def hello(self, spec: StreamSpec | None = None, **more: Any) -> Worker:
         """Attach and load the weights at once."""
@@ -207,7 +210,8 @@ class Worker(Peer):
         if more.get("memory"):
             self.memory = self.rig.memory.add(self.name)
             memory = self.memory.offer
-        hello = m.WorkerHello(version, self.name, "cpu", (spec,), offers, {"numpy": "2"}, limits, memory)
+        packages, forwards = {"numpy": "2"}, more.get("forwards", False)
+        hello = m.WorkerHello(version, self.name, "cpu", (spec,), offers, packages, limits, memory, forwards)
         self.say(hello, attachment=0)
         if more.get("ready", True) and self.attachment:
             for name in stages:
@@ -226,6 +230,8 @@ class Worker(Peer):
                 jobs = self.jobs[message.stage]
                 kept = [job for i, job in enumerate(jobs) if job.session != message.session or i == 0]
                 self.jobs[message.stage] = deque(kept)
+                at = (message.session, message.stage)
+                self.ahead = [task for task in self.ahead if (task.session, task.stage) != at]
                 self.rig.later(lambda: self.released(message))
             case m.SetStageKeys():
                 self.keys[message.session] = message.keys
@@ -233,10 +239,21 @@ class Worker(Peer):
                 for use in message.segments:
                     self.memory.give_back(use)
             case m.RunTask():
-                self.rig.memory.read(self.reader(message), message.inputs)
-                self.jobs[message.stage].append(message)
-                if len(self.jobs[message.stage]) == 1:
-                    self.rig.later(lambda: self.started(message))
+                self.ahead.append(message)
+                self.forward()
+
+    def forward(self) -> None:
+        """Take the tasks in whose inputs are there."""
+        ahead, self.ahead = self.ahead, []
+        for task in ahead:
+            made = {name: self.forwarded.get((task.session, name, task.index)) for name in task.awaits}
+            if None in made.values():
+                self.ahead.append(task)
+                continue
+            self.rig.memory.read(self.reader(task), {**task.inputs, **made})
+            self.jobs[task.stage].append(task)
+            if len(self.jobs[task.stage]) == 1:
+                self.rig.later(lambda task=task: self.started(task))
 
     def initialized(self, x: m.InitializeStage, handed: Artifact | None = None, cache_bytes: int = 20) -> None:
         """Say that a stage has its caches."""
@@ -275,7 +292,11 @@ class Worker(Peer):
         facts = more.get("facts", {stage: task.index})
         applied, constant = more.get("applied", self.applied(task)), more.get("constant", False)
         self.say(done(task, outputs, facts, applied=applied, constant=constant))
+        for name, made in outputs.items():  # what a test makes up may lie about where it is
+            at = (task.session, name, task.index)
+            self.forwarded[at] = Artifact(made.values) if "outputs" in more else made
         self._next(stage)
+        self.forward()
         return task
 
     def made(self, task: m.RunTask, name: str) -> Artifact:
@@ -291,6 +312,7 @@ class Worker(Peer):
         """Let the running task of a stage raise."""
         task = self.jobs[stage].popleft()
         self.rig.memory.has_read(self.reader(task))
+        self.ahead = [each for each in self.ahead if each.session != task.session or each.index < task.index]
         failure = Failure("stage", message)
         self.say(m.StageFailed(task.session, stage, task.epoch, task.stage_epoch, "run", task.index, failure))
         self._next(stage)

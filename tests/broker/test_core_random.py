@@ -79,9 +79,8 @@ class Chaos:
         stages = parts[self.names % 2] if self.is_split else self.random.choice((STAGES, STAGES, *parts))
         name = f"w{self.names}"
         memory, maps = self.random.random() < 0.8, self.random.random() < 0.8
-        worker = self.rig.worker(
-            name, spec=self.spec, stages=stages, slots=2, mailbox=self.mailbox, memory=memory, maps=maps
-        )
+        more = {"memory": memory, "maps": maps, "forwards": self.random.random() < 0.6}
+        worker = self.rig.worker(name, spec=self.spec, stages=stages, slots=2, mailbox=self.mailbox, **more)
         if self.random.random() < 0.2:
             worker.silent.add(m.ReleaseStage)  # its stages hang when they are released
         if self.random.random() < 0.3:
