@@ -187,6 +187,7 @@ class Door(ABC):
         """Something was done that the thread of the socket may have to look at."""
 
     def _perform(self, actions: list[e.Action]) -> None:
+        acted = False
         for action in actions:
             match action:
                 case e.Done(call=call):
@@ -197,9 +198,10 @@ class Door(ABC):
                     self._changed(session)
                 case e.Send() | e.AnswerProbe() | e.Reconnect() | e.Stop():
                     self._act(action)
+                    acted = True
                 case _:
                     assert_never(action)
-        if actions:
+        if acted:
             self._acted()
 
     def _changed(self, session: str) -> None:

@@ -1,7 +1,13 @@
-"""The client's I/O: one thread that owns the socket.
+"""The client's I/O: a socket, and one thread that waits for it.
 
-Threads of the application only append to the outbox and wake this one, through the `Door`; nobody else touches the
-socket. It blocks until the socket or the wake pair is readable, or until the core's next deadline.
+A ZeroMQ socket may be used by several threads when a lock lies between them, so every use of it here is under the lock of
+the `Door`. A thread of the application that has something small to say sends it itself, which spares it the way through
+another thread; whatever can't be sent at once waits in the outbox for the I/O thread, and so does all that has arrived.
+
+That thread blocks on descriptors alone, because to poll a socket is to use it: on the wake pair's and on the socket's own,
+until the core's next deadline. The socket's own becomes readable only when something has changed since the last use, of
+whatever sort. So whoever used the socket looks in the end what can be done with it now (`_left`), still under the lock:
+the I/O thread doesn't wait while there is something to do, and others wake it.
 """
 
 from __future__ import annotations
@@ -30,6 +36,7 @@ OUTBOX_BYTES_MAX = 64 << 20
 LINGER_S = 0.5
 BATCH = 64
 _SNDHWM = 64
+_IN, _OUT = int(zmq.POLLIN), int(zmq.POLLOUT)
 
 _links: weakref.WeakSet[Link] = weakref.WeakSet()
 
@@ -73,7 +80,10 @@ class Link(Door):
         self._leaving = False
         self._goodbye = False  # is the last thing that was sent, and worth waiting for
         self._abandoned: deque[SessionView] = deque()
+        self._dealer: zmq.Socket[bytes] | None = None  # while threads of the application may send over it
+        self._posting = False
         self._wake = Wake()
+        self._poller = zmq.Poller()
         self._thread = threading.Thread(target=self._run, name="reelwire-client", daemon=True)
         _links.add(self)
         self._thread.start()
@@ -120,8 +130,55 @@ class Link(Door):
                 assert_never(action)
 
     def _acted(self) -> None:
-        if threading.get_ident() != self._thread.ident:  # the thread itself looks before it waits again
-            self._wake.set()
+        if threading.get_ident() == self._thread.ident:  # the thread itself looks before it waits again
+            return
+        settled = False
+        try:
+            settled = self._post()
+        finally:  # also when a signal's handler has raised
+            if not settled:
+                self._wake.set()
+
+    def _post(self) -> bool:
+        """Send from a thread of the application; whether nothing is left to do for the I/O thread.
+
+        Only what is a single frame: between two frames a signal's handler could raise, and half a message would be sent.
+        """
+        dealer = self._dealer
+        if dealer is None or self._reconnect or self._stopped or self._posting or len(self._outbox) != 1:
+            return False
+        self._posting = True  # garbage may be collected meanwhile, and a finalizer ask for something in this thread
+        try:
+            return self._sent(dealer, frames_max=1) and not self._left(dealer)
+        except zmq.ZMQError:  # the I/O thread will find out what it means
+            return False
+        finally:
+            self._posting = False
+
+    def _sent(self, dealer: zmq.Socket[bytes], frames_max: float = math.inf) -> bool:
+        """Send what has waited longest; whether it could be sent."""
+        batch = self._outbox.popleft()  # first of all: what is put meanwhile must not be added to it
+        frames = batch.frames()
+        if len(frames) > frames_max:
+            self._outbox.appendleft(batch)
+            return False
+        self._outbox_bytes -= batch.nbytes
+        try:
+            if len(frames) == 1:
+                dealer.send(frames[0], zmq.NOBLOCK)
+            else:
+                dealer.send_multipart(frames, zmq.NOBLOCK)
+        except zmq.ZMQError as error:
+            self._outbox_bytes += batch.nbytes
+            self._outbox.appendleft(batch)
+            if isinstance(error, zmq.Again):
+                return False
+            raise
+        return True
+
+    def _left(self, dealer: zmq.Socket[bytes]) -> int:
+        """What there is to do with the socket now; to be asked after any use of it, as its descriptor may not tell again."""
+        return int(dealer.getsockopt(zmq.EVENTS)) & (_IN | _OUT if self._outbox else _IN)
 
     def _put(self, attachment: int, packed: wire.Packed) -> None:
         # One message over at most: a big one must not wait for ever for a room that it can't have.
@@ -159,18 +216,24 @@ class Link(Door):
     def _serve(self, context: zmq.Context[zmq.Socket[bytes]]) -> None:
         dealer = self._connected(context)
         try:
-            self._flush(dealer)
+            with self.lock:
+                self._flush(dealer)
             wire.prepare(wire.TO_CLIENT, messages.ClientMessage)  # while the hello travels, and no chunk waits
             while not self._stopped:
                 if self._reconnect:
-                    dealer.close(linger=0)
-                    self._memory.close()
+                    self._disconnect(dealer, linger_ms=0)
                     dealer = self._connected(context)
                 self._turn(dealer)
-            self._flush(dealer)
+            with self.lock:
+                self._flush(dealer)
         finally:
-            self._memory.close()
-            dealer.close(linger=int(LINGER_S * 1000) if self._goodbye else 0)
+            self._disconnect(dealer, int(LINGER_S * 1000) if self._goodbye else 0)
+
+    def _disconnect(self, dealer: zmq.Socket[bytes], linger_ms: int) -> None:
+        self._memory.close()
+        with self.lock:
+            self._dealer = None
+            dealer.close(linger=linger_ms)
 
     def _connected(self, context: zmq.Context[zmq.Socket[bytes]]) -> zmq.Socket[bytes]:
         dealer = context.socket(zmq.DEALER)
@@ -184,64 +247,63 @@ class Link(Door):
         except zmq.ZMQError:
             dealer.close(linger=0)
             raise
+        self._poller = zmq.Poller()
+        self._poller.register(self._wake.fileno(), _IN)
+        self._poller.register(dealer.getsockopt(zmq.FD), _IN)
         with self.lock:
             self._reconnect = False
             self._outbox.clear()
             self._outbox_bytes = 0
+            self._dealer = dealer
             self.feed(e.Connect)
         return dealer
 
     def _turn(self, dealer: zmq.Socket[bytes]) -> None:
-        poller = zmq.Poller()
-        poller.register(self._wake.fileno(), zmq.POLLIN)
         with self.lock:
-            blocked = not self._flush(dealer)
-            wake_at = self.core.wake_at
-        poller.register(dealer, zmq.POLLIN | (zmq.POLLOUT if blocked else 0))
+            self._flush(dealer)
+            left, wake_at = self._left(dealer), self.core.wake_at
         wait_ms = None if wake_at is None else max(0, math.ceil((wake_at - time.monotonic()) * 1000))
-        poller.poll(wait_ms)
-        self._wake.clear()
-        drained = self._receive(dealer)
+        ready = [descriptor for descriptor, _ in self._poller.poll(0 if left else wait_ms)]
+        if self._wake.fileno() in ready:
+            self._wake.clear()
+            ready.remove(self._wake.fileno())
+        due = wake_at is not None and time.monotonic() >= wake_at
+        drained = self._receive(dealer) if ready or left or due else True
         with self.lock:
             while self._abandoned:
                 self._forget(self._abandoned.popleft())
             if self._leaving:
                 self.feed(e.Leave)
-            elif drained:
+            elif drained and due:
                 self.feed(e.Tick)
 
     def _forget(self, session: SessionView) -> None:
         if self.core.sessions.get(session.id) is session:  # and not another broker's of the same name
             self.feed(lambda now: e.Forget(now, session.id))
 
-    def _flush(self, dealer: zmq.Socket[bytes]) -> bool:
-        """Send what waits; whether everything went out."""
-        with self.lock:
-            while self._outbox:
-                batch = self._outbox[0]
-                try:
-                    dealer.send_multipart(batch.frames(), zmq.NOBLOCK)
-                except zmq.Again:
-                    return False
-                self._outbox.popleft()
-                self._outbox_bytes -= batch.nbytes
-        return True
+    def _flush(self, dealer: zmq.Socket[bytes]) -> None:
+        while self._outbox and self._sent(dealer):
+            pass
 
     def _receive(self, dealer: zmq.Socket[bytes]) -> bool:
         """Hand in what has arrived, so much at once; whether that was all."""
         for _ in range(BATCH):
+            with self.lock:
+                try:
+                    frames = _received(dealer)
+                except zmq.Again:
+                    return True
             try:
-                parts = dealer.recv_multipart(zmq.NOBLOCK, copy=False)
-            except zmq.Again:
-                return True
-            try:
-                envelope = wire.decode([part.buffer for part in parts], wire.TO_CLIENT, self._limits)
+                envelope = wire.decode(frames, wire.TO_CLIENT, self._limits)
             except VersionMismatch as error:
                 self._malformed(str(error), version=True)
             except WireError as error:
                 self._malformed(str(error), version=False)
             else:
                 self._got(envelope)
+            with self.lock:
+                if not self._left(dealer):
+                    return True
         return False
 
     def _got(self, envelope: wire.Envelope[messages.ToClient]) -> None:
@@ -262,6 +324,15 @@ class Link(Door):
 
     def _malformed(self, reason: str, *, version: bool) -> None:
         self.feed(lambda now: e.Malformed(now, reason, version))
+
+
+def _received(dealer: zmq.Socket[bytes]) -> list[wire.Buffer]:
+    frame = dealer.recv(zmq.NOBLOCK, copy=False)
+    frames: list[wire.Buffer] = [frame.bytes]
+    while frame.more:
+        frame = dealer.recv(zmq.NOBLOCK, copy=False)
+        frames.append(frame.buffer)
+    return frames
 
 
 @atexit.register

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -57,6 +58,99 @@ def test_streaming_35_what_had_to_wait_is_sent_in_order(stand_in: StandIn) -> No
             session.tap("w")
         reads.set()
         assert [stand_in.next(m.SetKeys).keys.revision for _ in range(200)] == list(range(1, 201))
+
+
+class Nosy:
+    """The socket, with something that happens once while a thread of the application sends over it."""
+
+    def __init__(self, client: Client) -> None:
+        self.dealer: Any = client._link._dealer
+        self.before: list[Callable[[], None]] = []
+        self.after: list[Callable[[], None]] = []
+        link: Any = client._link
+        link._dealer = self
+
+    def send(self, *args: Any) -> None:
+        """Send, and do what is to be done before and after it."""
+        while self.before:
+            self.before.pop()()
+        self.dealer.send(*args)
+        while self.after:
+            self.after.pop()()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.dealer, name)
+
+
+def test_what_is_small_does_not_wait_for_the_io_thread(stand_in: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The thread that says it sends it: it leaves although nobody wakes the other one."""
+    stand_in.heartbeat_s = 1000.0
+    with Client(stand_in.endpoint) as client:
+        session = client.open_session("toy", chunks=5)
+        with monkeypatch.context() as patched:
+            patched.setattr(client._link._wake, "set", lambda: None)
+            session.tap("w")
+            assert stand_in.next(m.SetKeys).keys.revision == 1
+
+
+def test_no_message_waits_for_a_heartbeat_when_many_threads_send(stand_in: StandIn) -> None:
+    """Whichever thread used the socket last, the I/O thread learns of what came meanwhile."""
+    stand_in.heartbeat_s = 1000.0
+    errors: list[BaseException] = []
+    with Client(stand_in.endpoint) as client:
+        session = client.open_session("toy", chunks=10)
+
+        def run(work: Callable[[], object], times: int) -> None:
+            try:
+                for _ in range(times):
+                    work()
+            except BaseException as error:  # noqa: BLE001  raised again by the thread that waits
+                errors.append(error)
+
+        def play() -> None:
+            for index in range(10):
+                session.submit(index, Control(keys={"w"}), LIMIT_S)
+                chunk = session.next_chunk(LIMIT_S)
+                assert chunk is not None
+                assert chunk.index == index
+
+        work = [(lambda: session.tap("w"), 400), (lambda: session.tap("a"), 400), (play, 1)]
+        asks = [(lambda: client.status(LIMIT_S), 200), (lambda: session.metrics(LIMIT_S), 200)]
+        running = [threading.Thread(target=run, args=each) for each in (*work, *asks)]
+        for thread in running:
+            thread.start()
+        for thread in running:
+            thread.join()
+        assert not errors
+        revisions = [stand_in.next(m.SetKeys).keys.revision for _ in range(800)]
+        assert revisions == sorted(revisions)
+
+
+def test_what_is_said_while_something_is_sent_comes_after_it(stand_in: StandIn) -> None:
+    """Garbage may be collected while a thread sends, and a finalizer in that thread say something more."""
+    with Client(stand_in.endpoint) as client:
+        session = client.open_session("toy", chunks=5)
+        nosy = Nosy(client)
+        nosy.before.append(lambda: session.tap("a"))
+        session.tap("w")
+        assert [stand_in.next(m.SetKeys).keys.revision for _ in range(2)] == [1, 2]
+
+
+def test_an_interrupt_while_something_is_sent_leaves_the_connection_whole(stand_in: StandIn) -> None:
+    """The handler of a signal may raise in the thread that sends; what was sent is not sent again."""
+
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    with Client(stand_in.endpoint) as client:
+        session = client.open_session("toy", chunks=5)
+        nosy = Nosy(client)
+        nosy.after.append(interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            session.tap("w")
+        session.tap("w")
+        assert client.status() == {"workers": 0}
+        assert [stand_in.next(m.SetKeys).keys.revision for _ in range(2)] == [1, 2]
 
 
 def test_whoever_waits_is_told_when_there_can_be_no_socket(monkeypatch: pytest.MonkeyPatch) -> None:
