@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import queue
+import threading
 import types
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +19,12 @@ from reelwire.codec import PLAIN_DEPTH_MAX
 from reelwire.errors import WireError
 from reelwire.messages import Artifact, InitializeStage, RunTask, StageFailed, StageInitialized, TaskDone
 from reelwire.pipeline.stage import Initialized, StageResult
-from reelwire.workers.runner import load
+from reelwire.workers.actions import BuildStage, Job
+from reelwire.workers.events import Finished
+from reelwire.workers.runner import StageThread, load
 
 PIPELINE = f"{Path(__file__).parent / 'numpy_pipeline.py'}:build"
+LIMIT_S = 30.0
 SMALL = wire.Limits(frame_bytes_max=40, header_bytes_max=200, frames_max=4, message_bytes_max=250)
 LARGEST_ATTACHMENT = (1 << 63) - 1
 
@@ -170,3 +176,49 @@ def test_what_is_handed_to_other_stages_is_looked_at_as_well(threads: Any) -> No
             assert isinstance(report.reply, StageFailed)
 
     check()
+
+
+class Made:
+    """A result that can be watched."""
+
+    def __init__(self) -> None:
+        self.outputs: Any = {"picture": {}}
+        self.facts: Any = {}
+        self.constant = False
+
+
+def test_an_idle_stage_holds_nothing_of_its_last_job(threads: Any) -> None:
+    """What it was given and what it made are gone when the next job is reported, of whatever kind that is."""
+    stage = Given(threads)
+    task = RunTask("s", "toy", "draw", 1, 1, 0, {"control": Artifact()}, True, False)
+    made = stage.result = Made()  # type: ignore[assignment]
+    assert isinstance(threads.do(task).reply, TaskDone)
+    gone = weakref.ref(made)
+    stage.result = StageResult({})
+    del made
+    stage.initialize()
+    assert gone() is None
+
+
+def test_a_busy_thread_does_not_hold_up_whoever_has_more_for_it() -> None:
+    """A job is left with it, and done in its turn; so is the one after that."""
+    busy, go_on = threading.Event(), threading.Event()
+
+    def run(*_: object, **__: object) -> StageResult:
+        busy.set()
+        assert go_on.wait(LIMIT_S)
+        return StageResult({"picture": {}})
+
+    made = types.SimpleNamespace(session_bytes=1, run=run)
+    pipeline: Any = types.SimpleNamespace(spec=load(PIPELINE, {}).spec, array_library="numpy", build=lambda *_: made)
+    reports: queue.SimpleQueue[Finished] = queue.SimpleQueue()
+    thread = StageThread(pipeline, "draw", "cpu", 1, reports.put, 1 << 20)
+    thread.submit(Job(0, BuildStage("toy", "draw")))
+    for index in range(3):
+        thread.submit(Job(1, RunTask("s", "toy", "draw", 1, 1, index, {}, False, False)))
+    assert busy.wait(LIMIT_S)
+    go_on.set()
+    done = [reports.get(timeout=LIMIT_S).job.work for _ in range(4)]
+    assert [work.index for work in done if isinstance(work, RunTask)] == [0, 1, 2]
+    thread.stop()
+    assert thread.join(LIMIT_S)
