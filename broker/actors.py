@@ -195,6 +195,8 @@ class Actor:
         assert self.bytes_used == sum(self.tenants.values()), f"{self.offer.stage}: bytes don't add up"
         assert set(self.errands) == {"initialize", "release"}, f"{self.offer.stage}: an errand of another kind"
         assert all(count >= 0 for count in self.errands.values()), f"{self.offer.stage}: more answers than errands"
-        assert all(session in self.tenants for session in (*self.tasks, *self.ahead)), f"{self.offer.stage}: task of a stranger"
+        assert all(session in self.tenants for session in (*self.tasks, *self.ahead)), (
+            f"{self.offer.stage}: task of a stranger"
+        )
         self.waiting.check(self.tenants)
         assert not (self.waiting and self.has_room), f"{self.offer.stage}: room, and nobody is sent"

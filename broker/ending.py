@@ -191,7 +191,7 @@ class Ending(Making):
             if known:
                 self._strike(event.stage, event.index)
                 self.flow.fail(event.stage)
-                self._forwarded(self._lines[event.stage], event.index)
+                self._forwarded(self._lines[event.stage], event)
                 self._lend(self._lines[event.stage], event.index)
         self.refuse("late_answers" if known else "orphans", event)
 

@@ -229,7 +229,7 @@ class Making(Delivering):
             self._prefetch()
         self._strike(name, index)
         flow.finish(name, event.outputs)
-        self._forwarded(line, index)
+        self._forwarded(line, event)
         if desk.memory.arrived:
             self._lend(line, index)
         if index < flow.limit and event.facts:
@@ -263,15 +263,15 @@ class Making(Delivering):
             return False
         return clock is None or clock.begins_at(stage.dispatched) <= self.desk.now
 
-    def _forwarded(self, line: Line, index: int) -> None:
+    def _forwarded(self, line: Line, event: TaskDone) -> None:
         """A worker gave what was made to the tasks that awaited it: with all that they need, they are like any other."""
         for follower in line.followers:
-            awaited = follower.flow.awaits.get(index)
+            awaited = follower.flow.awaits.get(event.index)
             if awaited is not None:
-                awaited -= line.produces
+                awaited -= event.outputs.keys()
                 if not awaited:
-                    del follower.flow.awaits[index]
-                    self._arrived(follower, index)
+                    del follower.flow.awaits[event.index]
+                    self._arrived(follower, event.index)
 
     def _arrived(self, line: Line, index: int) -> None:
         assert self.seats is not None, "forwarded without a place"

@@ -15,6 +15,7 @@ session here::
 from __future__ import annotations
 
 from collections import Counter, deque
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -22,6 +23,7 @@ from reelwire import wire
 from reelwire.binding import bind
 from reelwire.controls import KeyState, merged
 from reelwire.messages import (
+    Artifact,
     Failure,
     FailureKind,
     InitializeStage,
@@ -49,13 +51,23 @@ Order = InitializeStage | RunTask | SetStageKeys | ReleaseStage
 
 @dataclass(slots=True)
 class Held:
-    """A session at an actor; `keys`: the newest register that came for it in this epoch."""
+    """A session at an actor.
+
+    Attributes:
+        epoch: which attempt at it.
+        state: see the module.
+        last_index: the newest chunk that a task came for.
+        failure: why the session can't go on here.
+        keys: the newest register that came for it in this epoch.
+        made: what was made of late, by chunk: the broker may send a task that awaits it before it knows that it is there.
+    """
 
     epoch: Epoch
     state: Literal["initializing", "live", "failed", "releasing", "unreleased"] = "initializing"
     last_index: int = -1
     failure: Failure | None = None
     keys: KeyState = field(default_factory=KeyState)
+    made: dict[int, Mapping[str, Artifact]] = field(default_factory=dict)
 
 
 class Actor:
@@ -66,6 +78,7 @@ class Actor:
         session_bytes: what one session is expected to take; None until the weights are loaded.
         running: the job that the stage's thread has.
         waiting: jobs behind it, in order of receipt.
+        ahead: tasks that await what another stage makes here, in order of receipt.
         held: sessions that have, or are to have, caches here.
         dropped: messages that changed nothing, counted by reason.
         settling: whether something of a lost attachment still runs or waits to be released.
@@ -78,6 +91,7 @@ class Actor:
         self.session_bytes: int | None = None
         self.running: Job | None = None
         self.waiting: deque[Job] = deque()
+        self.ahead: list[Job] = []
         self.held: dict[str, Held] = {}
         self.dropped: Counter[str] = Counter()
         self.settling = False
@@ -139,6 +153,34 @@ class Actor:
         self.settling = self.settling and self._leftover()
         return [*actions, *self._next(), *self.announce(attachment)]
 
+    def keep(self, task: RunTask, outputs: Mapping[str, Artifact]) -> None:
+        """Keep what was made for as long as the broker may not know of it: until so many more are made as it may have sent."""
+        held = self.held.get(task.session)
+        if held is not None and held.epoch == _epoch(task):
+            held.made[task.index] = outputs
+            if len(held.made) > 1 + self.offer.mailbox:
+                del held.made[next(iter(held.made))]
+
+    def made(self, task: RunTask) -> Mapping[str, Artifact]:
+        """What was made here lately for the chunk that another stage's task is for."""
+        held = self.held.get(task.session)
+        return held.made.get(task.index, {}) if held is not None and held.epoch == _epoch(task) else {}
+
+    def forward(self, made_for: RunTask, outputs: Mapping[str, Artifact]) -> list[Action]:
+        """Give what was made for a chunk to the task that awaits it here; with all its inputs it waits like any other."""
+        for at, job in enumerate(self.ahead):
+            task = job.work
+            assert isinstance(task, RunTask), "something else than a task awaits inputs"
+            if (task.session, task.index, _epoch(task)) == (made_for.session, made_for.index, _epoch(made_for)):
+                inputs = {**task.inputs, **{name: outputs[name] for name in task.awaits if name in outputs}}
+                task = replace(task, inputs=inputs, awaits=tuple(name for name in task.awaits if name not in outputs))
+                if task.awaits:
+                    self.ahead[at] = replace(job, work=task)
+                    return []
+                del self.ahead[at]
+                return self._enqueue(replace(job, work=task))
+        return []
+
     def announce(self, attachment: int) -> list[Action]:
         """Say once per attachment that the stage is ready: weights loaded, nothing left of an earlier attachment."""
         if attachment == 0 or self._announced or self.session_bytes is None or self._leftover():
@@ -149,6 +191,7 @@ class Actor:
     def abandon(self) -> list[Action]:
         """The attachment is lost: drop what waits and release every session, without telling anybody."""
         self.waiting = deque(job for job in self.waiting if job.attachment == 0)
+        self.ahead.clear()
         self._orphaned = self.running is not None
         self._announced = False
         self._seen.clear()
@@ -182,7 +225,15 @@ class Actor:
                 assert held.state in ("initializing", "live"), f"a task waits for a session that is {held.state}"
                 assert last.get(job.work.session, -1) < job.work.index <= held.last_index, "tasks wait out of order"
                 last[job.work.session] = job.work.index
-        assert tasks <= self._tasks_max(), "more tasks wait than may"
+        assert tasks + len(self.ahead) <= self._tasks_max(), "more tasks wait than may"
+        for job in self.ahead:
+            assert isinstance(job.work, RunTask), "something else than a task awaits inputs"
+            assert job.work.awaits, "a task that has its inputs stands apart"
+            held = self.held.get(job.work.session)
+            assert held is not None, "a task awaits inputs for a session that isn't here"
+            assert held.epoch == _epoch(job.work), "a task of an older epoch awaits inputs"
+            assert held.state not in ("releasing", "unreleased"), "a task awaits inputs for a session that leaves"
+        assert all(len(held.made) <= 1 + self.offer.mailbox for held in self.held.values()), "too much is kept"
 
     def _initialize(self, message: InitializeStage, attachment: int, epoch: Epoch) -> list[Action]:
         session = message.session
@@ -216,9 +267,20 @@ class Actor:
         held.last_index = message.index
         if held.failure is not None:
             return [_failed(message, held.failure, attachment)]
-        if sum(isinstance(job.work, RunTask) for job in self.waiting) >= self._tasks_max():
+        if sum(isinstance(job.work, RunTask) for job in self.waiting) + len(self.ahead) >= self._tasks_max():
             return self._refuse(message, "run", message.index, "overload", "the mailbox is full", attachment)
-        self.waiting.append(Job(attachment, message))
+        if message.awaits:
+            self.ahead.append(Job(attachment, message))
+            return []
+        return self._enqueue(Job(attachment, message))
+
+    def _enqueue(self, job: Job) -> list[Action]:
+        """Let a task wait that has its inputs."""
+        assert isinstance(job.work, RunTask), "something else than a task has inputs"
+        failure = self.held[job.work.session].failure
+        if failure is not None:
+            return [_failed(job.work, failure, job.attachment)]
+        self.waiting.append(job)
         return self._next()
 
     def _set_keys(self, message: SetStageKeys, epoch: Epoch) -> list[Action]:
@@ -297,6 +359,7 @@ class Actor:
             if isinstance(job.work, BuildStage | ReleaseStage) or job.work.session != session
         ]
         self.waiting = deque(kept)
+        self.ahead = [job for job in self.ahead if isinstance(job.work, RunTask) and job.work.session != session]
 
     def _fail_waiting(self, session: str, failure: Failure) -> list[Action]:
         mine = [job for job in self.waiting if isinstance(job.work, RunTask) and job.work.session == session]
@@ -348,8 +411,9 @@ class Actor:
             del self._seen[oldest]
 
     def _tasks_max(self) -> int:
-        # The broker may count a task as gone when it sends the release that drops it, which is before it is gone here.
-        return self.offer.mailbox + self.offer.slots
+        # As many again as run and wait may have been sent ahead. And the broker may count a task as gone when it sends the
+        # release that drops it, which is before it is gone here.
+        return 2 * (1 + self.offer.mailbox) + self.offer.slots
 
 
 def _epoch(message: Order) -> Epoch:

@@ -23,6 +23,7 @@ from typing import Literal, assert_never
 
 from reelwire import versions, wire
 from reelwire.messages import (
+    Artifact,
     Draining,
     Goodbye,
     Heartbeat,
@@ -52,6 +53,7 @@ from .actions import (
     Connect,
     Log,
     Ready,
+    Run,
     Send,
     SetLimits,
     Stop,
@@ -125,6 +127,7 @@ class WorkerCore:
             dict(packages or {}),
             asdict(self.limits),
             memory,
+            forwards=True,
         )
         self._state: State = "idle"
         self._attachment = 0
@@ -137,6 +140,13 @@ class WorkerCore:
         self._stuck_at: float | None = None
         self._drain_until: float | None = None
         self._read_by_stages = {artifact for stage in spec.stages for artifact in stage.consumes}
+        makers = {artifact: stage.name for stage in spec.stages for artifact in stage.produces}
+        # Which of the stages here make something for which others here.
+        self._makers = {
+            stage.name: [makers[each] for each in stage.consumes if makers.get(each) in names and stage.name in names]
+            for stage in spec.stages
+        }
+        self._followers = {name: [other for other in names if name in self._makers[other]] for name in names}
         # Pieces of shared memory that were sent, by segment and generation; whether a stage may read them.
         self._lent: dict[tuple[str, int], bool] = {}
 
@@ -345,7 +355,12 @@ class WorkerCore:
             self.counters["unknown_stage"] += 1
             fields = {"pipeline": message.pipeline, "stage": message.stage, "session": message.session}
             return [Log("warning", "message_dropped", {"reason": "unknown_stage", **fields})]
-        return [*actor.receive(message, self._attachment), *self._drained()]
+        actions = actor.receive(message, self._attachment)
+        if isinstance(message, RunTask) and message.awaits:
+            for maker in self._makers[message.stage]:  # it may have been made while the task was on its way
+                if made := self.actors[maker].made(message):
+                    actions += actor.forward(message, made)
+        return [*actions, *self._drained()]
 
     def _reported(self, report: Finished) -> list[Action]:
         actor, reply, packed = self.actors[report.stage], report.reply, report.packed
@@ -361,7 +376,13 @@ class WorkerCore:
         if isinstance(reply, TaskDone) and not wanted:
             # The broker waits for the end of the task, and for nothing else of it.
             reply, packed = replace(reply, outputs={}), None
-        actions += actor.finished(report.job, reply, self._attachment, packed)
+        told = actor.finished(report.job, reply, self._attachment, packed)
+        if wanted and isinstance(reply, TaskDone) and isinstance(report.job.work, RunTask):
+            # The next stage works while the broker is told of both: of the result first, and then that it was taken.
+            forwarded = self._forward(report.job.work, reply.outputs)
+            actions += [action for action in forwarded if isinstance(action, Run)]
+            told += [action for action in forwarded if not isinstance(action, Run)]
+        actions += told
         if wanted:
             self._lend(report.pieces, reply)
         elif report.pieces:
@@ -369,6 +390,13 @@ class WorkerCore:
         if not any(each.settling for each in self.actors.values()):
             self._stuck_at = None
         return [*actions, *(self._drained() or self._check_ready())]
+
+    def _forward(self, task: RunTask, outputs: Mapping[str, Artifact]) -> list[Action]:
+        """Give what a stage has made to those that are next here."""
+        followers = self._followers[task.stage]
+        if followers:
+            self.actors[task.stage].keep(task, outputs)
+        return [action for name in followers for action in self.actors[name].forward(task, outputs)]
 
     def _lend(self, pieces: Sequence[SegmentUse], reply: Reply) -> None:
         """Note what a result stands in, and for whom."""
