@@ -34,7 +34,6 @@ from .wake import Wake
 
 OUTBOX_BYTES_MAX = 64 << 20
 LINGER_S = 0.5
-BATCH = 64
 _SNDHWM = 64
 _IN, _OUT = int(zmq.POLLIN), int(zmq.POLLOUT)
 
@@ -259,22 +258,26 @@ class Link(Door):
         return dealer
 
     def _turn(self, dealer: zmq.Socket[bytes]) -> None:
+        """Send what waits, wait for something to happen unless it has, and hand in one thing that has arrived."""
         with self.lock:
             self._flush(dealer)
             left, wake_at = self._left(dealer), self.core.wake_at
-        wait_ms = None if wake_at is None else max(0, math.ceil((wake_at - time.monotonic()) * 1000))
-        ready = [descriptor for descriptor, _ in self._poller.poll(0 if left else wait_ms)]
-        if self._wake.fileno() in ready:
-            self._wake.clear()
-            ready.remove(self._wake.fileno())
+        arrived = bool(left & _IN)
+        if not left:
+            wait_ms = None if wake_at is None else max(0, math.ceil((wake_at - time.monotonic()) * 1000))
+            ready = [descriptor for descriptor, _ in self._poller.poll(wait_ms)]
+            if self._wake.fileno() in ready:
+                self._wake.clear()
+                ready.remove(self._wake.fileno())
+            arrived = bool(ready)
         due = wake_at is not None and time.monotonic() >= wake_at
-        drained = self._receive(dealer) if ready or left or due else True
+        received = (arrived or due) and self._receive(dealer)
         with self.lock:
             while self._abandoned:
                 self._forget(self._abandoned.popleft())
             if self._leaving:
                 self.feed(e.Leave)
-            elif drained and due:
+            elif due and not received:
                 self.feed(e.Tick)
 
     def _forget(self, session: SessionView) -> None:
@@ -286,25 +289,21 @@ class Link(Door):
             pass
 
     def _receive(self, dealer: zmq.Socket[bytes]) -> bool:
-        """Hand in what has arrived, so much at once; whether that was all."""
-        for _ in range(BATCH):
-            with self.lock:
-                try:
-                    frames = _received(dealer)
-                except zmq.Again:
-                    return True
+        """Hand in what has arrived first; whether there was anything."""
+        with self.lock:
             try:
-                envelope = wire.decode(frames, wire.TO_CLIENT, self._limits)
-            except VersionMismatch as error:
-                self._malformed(str(error), version=True)
-            except WireError as error:
-                self._malformed(str(error), version=False)
-            else:
-                self._got(envelope)
-            with self.lock:
-                if not self._left(dealer):
-                    return True
-        return False
+                frames = _received(dealer)
+            except zmq.Again:
+                return False
+        try:
+            envelope = wire.decode(frames, wire.TO_CLIENT, self._limits)
+        except VersionMismatch as error:
+            self._malformed(str(error), version=True)
+        except WireError as error:
+            self._malformed(str(error), version=False)
+        else:
+            self._got(envelope)
+        return True
 
     def _got(self, envelope: wire.Envelope[messages.ToClient]) -> None:
         events = [self._event(envelope.attachment, message) for message in envelope.messages]
