@@ -23,7 +23,6 @@ from typing import Literal, assert_never
 
 from reelwire import versions, wire
 from reelwire.messages import (
-    Artifact,
     Draining,
     Goodbye,
     Heartbeat,
@@ -51,6 +50,7 @@ from .actions import (
     AnswerProbe,
     BuildStage,
     Connect,
+    Job,
     Log,
     Ready,
     Run,
@@ -377,11 +377,9 @@ class WorkerCore:
             # The broker waits for the end of the task, and for nothing else of it.
             reply, packed = replace(reply, outputs={}), None
         told = actor.finished(report.job, reply, self._attachment, packed)
-        if wanted and isinstance(reply, TaskDone) and isinstance(report.job.work, RunTask):
-            # The next stage works while the broker is told of both: of the result first, and then that it was taken.
-            forwarded = self._forward(report.job.work, reply.outputs)
-            actions += [action for action in forwarded if isinstance(action, Run)]
-            told += [action for action in forwarded if not isinstance(action, Run)]
+        if wanted and isinstance(reply, TaskDone) and (forwarded := self._forward(report.job, reply)):
+            # Who needs the result has it: the stages go on before the broker hears of that.
+            told = sorted([*told, *forwarded], key=lambda action: not isinstance(action, Run))
         actions += told
         if wanted:
             self._lend(report.pieces, reply)
@@ -391,12 +389,13 @@ class WorkerCore:
             self._stuck_at = None
         return [*actions, *(self._drained() or self._check_ready())]
 
-    def _forward(self, task: RunTask, outputs: Mapping[str, Artifact]) -> list[Action]:
+    def _forward(self, job: Job, done: TaskDone) -> list[Action]:
         """Give what a stage has made to those that are next here."""
-        followers = self._followers[task.stage]
+        task, followers = job.work, self._followers[done.stage]
+        assert isinstance(task, RunTask), "something else than a task has outputs"
         if followers:
-            self.actors[task.stage].keep(task, outputs)
-        return [action for name in followers for action in self.actors[name].forward(task, outputs)]
+            self.actors[done.stage].keep(task, done.outputs)
+        return [action for name in followers for action in self.actors[name].forward(task, done.outputs)]
 
     def _lend(self, pieces: Sequence[SegmentUse], reply: Reply) -> None:
         """Note what a result stands in, and for whom."""

@@ -292,9 +292,9 @@ class Worker(Peer):
         facts = more.get("facts", {stage: task.index})
         applied, constant = more.get("applied", self.applied(task)), more.get("constant", False)
         self.say(done(task, outputs, facts, applied=applied, constant=constant))
-        for name, made in outputs.items():  # what a test makes up may lie about where it is
-            at = (task.session, name, task.index)
-            self.forwarded[at] = Artifact(made.values) if "outputs" in more else made
+        if "outputs" in more:  # what a test makes up may be wrong
+            self._forget(task)
+        self.forwarded.update(((task.session, name, task.index), made) for name, made in outputs.items())
         self._next(stage)
         self.forward()
         return task
@@ -312,7 +312,7 @@ class Worker(Peer):
         """Let the running task of a stage raise."""
         task = self.jobs[stage].popleft()
         self.rig.memory.has_read(self.reader(task))
-        self.ahead = [each for each in self.ahead if each.session != task.session or each.index < task.index]
+        self._forget(task)
         failure = Failure("stage", message)
         self.say(m.StageFailed(task.session, stage, task.epoch, task.stage_epoch, "run", task.index, failure))
         self._next(stage)
@@ -326,6 +326,10 @@ class Worker(Peer):
     def released_stages(self) -> list[str]:
         """Stages that it was told to release, in order."""
         return [message.stage for message in self.heard(m.ReleaseStage)]
+
+    def _forget(self, task: m.RunTask) -> None:
+        """Nothing comes of what awaits a task's outputs."""
+        self.ahead = [each for each in self.ahead if each.session != task.session or each.index < task.index]
 
     def _next(self, stage: str) -> None:
         if self.jobs[stage]:
