@@ -16,7 +16,13 @@ Level = Literal["debug", "info", "warning", "error"]
 class Send:
     """Send a message to a connection that takes `limits`, in an envelope with the attachment number.
 
-    `packed` is the message as it is sent, where that was made to find out whether it fits.
+    Attributes:
+        route: of the connection.
+        attachment: the peer's number.
+        message: what to say.
+        limits: what the peer accepts.
+        packed: the message as it is sent, where that was made to find out whether it fits.
+        is_work: it is said to a worker: that leaves before what others are told in the same turn.
     """
 
     route: bytes
@@ -24,6 +30,7 @@ class Send:
     message: FromBroker
     limits: Limits = field(default_factory=Limits)
     packed: Packed | None = None
+    is_work: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -106,7 +106,8 @@ class Desk:
     def send(self, peer: Peer, message: FromBroker, packed: Packed | None = None) -> None:
         """Tell a peer something, unless that can't be sent; `packed`: the message as it is sent, if that was made already."""
         if not peer.gone and not peer.mute:
-            self._actions.append(Send(peer.route, peer.attachment, message, peer.limits, packed))
+            is_work = peer.kind == "worker"
+            self._actions.append(Send(peer.route, peer.attachment, message, peer.limits, packed, is_work))
 
     def answer(self, route: bytes, message: FromBroker) -> None:
         """Tell a connection something that isn't attached."""

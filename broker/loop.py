@@ -7,6 +7,7 @@ turns.
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import threading
 import time
@@ -20,7 +21,7 @@ import zmq
 import reelwire
 from reelwire import wire
 from reelwire.errors import ConfigError, VersionMismatch, WireError
-from reelwire.messages import Heartbeat, Message, OpenSession
+from reelwire.messages import FromBroker, Heartbeat, Message, OpenSession
 from reelwire.wake import Wake
 
 from .actions import Forget, Log, Send, Stop
@@ -54,6 +55,10 @@ def run(config: BrokerConfig, on_ready: Callable[[str], None]) -> int:
         loop = stack.enter_context(contextlib.closing(Loop(config)))
         if threading.current_thread() is threading.main_thread():
             stack.enter_context(loop.wake.signals())
+        wire.prepare(wire.TO_BROKER, FromBroker)  # or the first chunks would pay for it
+        # What is here now stays: let the collector of cycles not walk over it while a chunk waits.
+        gc.collect()
+        gc.freeze()
         on_ready(loop.endpoint)
         loop.serve()
     return 0
@@ -87,6 +92,7 @@ class Loop:
         self._poller.register(self.wake.fileno(), zmq.POLLIN)
         self._outboxes = Outboxes(self._try_send, config.outbox_bytes_max, config.outbox_messages_max)
         self._batches: dict[bytes, wire.Batch] = {}
+        self._workers: set[bytes] = set()
         self._pending: deque[Event] = deque()
         self._serving = True
         self._awake_at = time.monotonic()
@@ -166,6 +172,10 @@ class Loop:
             now = time.monotonic()
             self._handle(TurnEnded(now, drained and now >= self._backlog_until))
             batches, self._batches = self._batches, {}
+            for route in self._workers:
+                if (batch := batches.pop(route, None)) is not None:
+                    self._send(route, batch)
+            self._workers.clear()
             for route, batch in batches.items():
                 self._send(route, batch)
             if not self._pending:
@@ -191,6 +201,8 @@ class Loop:
                 continue
             packed = action.packed or wire.pack(action.message)
             batch = batches.get(action.route)
+            if action.is_work:
+                self._workers.add(action.route)
             if batch is None or not batch.add(action.attachment, packed):
                 batches[action.route] = wire.Batch(action.attachment, packed, action.limits)
                 if batch is not None:
@@ -216,13 +228,17 @@ class Loop:
             self._pending.append(failed(time.monotonic(), route))
 
     def _try_send(self, route: bytes, frames: Sequence[wire.Buffer], size: int) -> tuple[Sent, Tracker | None]:
+        send, tracker = self._socket.send, None
         parts: list[Any] = list(frames)
-        tracker = None
-        if size >= FOLLOWED_BYTES_MIN:
+        if is_large := size >= FOLLOWED_BYTES_MIN:
             parts = [zmq.Frame(frame, track=True, copy=False) for frame in frames]
             tracker = zmq.MessageTracker(*(part.tracker for part in parts))
+        last = parts.pop()
         try:
-            self._socket.send_multipart([route, *parts], zmq.NOBLOCK, copy=False)
+            send(route, zmq.SNDMORE | zmq.NOBLOCK)
+            for part in parts:
+                send(part, zmq.SNDMORE | zmq.NOBLOCK, copy=not is_large)
+            send(last, zmq.NOBLOCK, copy=not is_large)
         except zmq.Again:
             return "blocked", None
         except zmq.ZMQError as error:
