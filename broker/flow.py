@@ -269,6 +269,10 @@ class Flow:
                 return edge.full
         return READY
 
+    def lacking(self, stage: StageFlow) -> tuple[str, ...]:
+        """The inputs of the stage's next task that aren't there."""
+        return tuple([edge.artifact for edge in stage.consumes if stage.dispatched not in edge.held])
+
     def comes(self, stage: StageFlow) -> bool:
         """Whether what the stage's next task lacks are inputs that its own worker makes at the moment."""
         index = stage.dispatched
@@ -294,12 +298,12 @@ class Flow:
         """Send the stage's next task off: its outputs are reserved, its inputs stay until it starts; its index."""
         stage = self.stages[name]
         index = stage.dispatched
-        missing = {edge.artifact for edge in stage.consumes if index not in edge.held}
+        missing = self.lacking(stage) if stage.feeders else ()
         if missing:
             assert self.comes(stage), f"{name} was sent ahead of what doesn't come, or without room"
-            stage.awaits[index] = missing
+            stage.awaits[index] = set(missing)
         else:
-            assert self.lack(stage) == READY, f"{name} was sent off without room"
+            assert self.lack(stage) == READY, f"{name} was sent off without inputs or room"
         stage.dispatched += 1
         stage.is_stale = True
         for edge in stage.produces:

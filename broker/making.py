@@ -152,7 +152,7 @@ class Making(Delivering):
         flow, desk, line = self.flow, self.desk, self._lines[stage]
         actor, now = line.actor, desk.now
         index, inputs = flow.peek(stage)
-        awaits = tuple(edge.artifact for edge in line.flow.consumes if index not in edge.held)
+        awaits = flow.lacking(line.flow) if line.flow.feeders else ()
         task = RunTask(
             session=self.id,
             pipeline=self.spec.name,

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import math
 from array import array
-from bisect import bisect_left, bisect_right
 from collections.abc import Iterable
-from itertools import accumulate
 
 import numpy as np
+from numpy.typing import NDArray
 
 STEPS_PER_DOUBLING = 8
 DOUBLINGS = 24
@@ -20,6 +19,9 @@ NO_GAP = ("", 0.0)
 _BUCKETS = STEPS_PER_DOUBLING * DOUBLINGS + 2
 _BOUNDS = [LEAST_S * 2 ** (step / STEPS_PER_DOUBLING) for step in range(_BUCKETS - 1)]
 """The least duration of each bucket but the first, in seconds."""
+_BOUNDS_ARRAY = np.array(_BOUNDS)
+NEW_MAX = 64
+"""Durations that a histogram keeps until it counts them all at once: one by one that takes three times as long."""
 
 
 class Histogram:
@@ -27,57 +29,57 @@ class Histogram:
 
     Count, mean and maximum are exact.
 
-    Attributes:
-        buckets: how many durations each holds.
-        sum: all together, in seconds.
-        max: the longest, in seconds.
     """
 
-    __slots__ = ("buckets", "max", "sum")
+    __slots__ = ("_buckets", "_max", "_new", "_sum")
 
     def __init__(self) -> None:
         """Start empty."""
-        self.buckets = array("Q", bytes(8 * _BUCKETS))
-        self.max = 0.0
-        self.sum = 0.0
+        self._buckets = np.zeros(_BUCKETS, np.int64)
+        self._max = 0.0
+        self._sum = 0.0
+        self._new = array("d")
 
     def add(self, seconds: float) -> None:
         """Note one duration; a negative one counts as 0."""
-        value = max(0.0, seconds)
-        self.buckets[bisect_right(_BOUNDS, value)] += 1
-        self.sum += value
-        if value > self.max:
-            self.max = value
+        new = self._new
+        new.append(seconds)
+        if len(new) == NEW_MAX:
+            self._count()
 
     def take_in(self, other: Histogram) -> None:
         """Add all durations of another one."""
-        np.frombuffer(self.buckets, np.uint64)[:] += np.frombuffer(other.buckets, np.uint64)
-        self.sum += other.sum
-        self.max = max(self.max, other.max)
-
-    @property
-    def count(self) -> int:
-        """How many there are."""
-        return sum(self.buckets)
-
-    @property
-    def mean(self) -> float:
-        """The mean, in seconds; 0 when empty."""
-        return self.sum / max(self.count, 1)
+        other._count()
+        self._buckets += other._buckets
+        self._sum += other._sum
+        self._max = max(self._max, other._max)
 
     def quantile(self, q: float) -> float:
         """The duration that the share `q` of all doesn't exceed, in seconds; 0 when empty."""
-        return self._quantile(q, list(accumulate(self.buckets)))
+        self._count()
+        return self._quantile(q, np.cumsum(self._buckets))
 
     def summary(self) -> dict[str, int | float]:
         """Count, mean, percentiles and maximum, in seconds."""
-        upto = list(accumulate(self.buckets))
+        self._count()
+        upto = np.cumsum(self._buckets)
+        count = int(upto[-1])
         quantiles = {name: self._quantile(q, upto) for name, q in QUANTILES.items()}
-        return {"count": upto[-1], "mean": self.sum / max(upto[-1], 1), **quantiles, "max": self.max}
+        return {"count": count, "mean": self._sum / max(count, 1), **quantiles, "max": self._max}
 
-    def _quantile(self, q: float, upto: list[int]) -> float:
-        rank = max(math.ceil(q * upto[-1]), 1)
-        return min(_middle(bisect_left(upto, rank)), self.max)  # 0 when empty, because then nothing is longer
+    def _count(self) -> None:
+        """Put those that are new into their buckets."""
+        if self._new:
+            values = np.maximum(np.frombuffer(self._new), 0.0)
+            self._buckets += np.bincount(np.searchsorted(_BOUNDS_ARRAY, values, side="right"), minlength=_BUCKETS)
+            self._sum += float(values.sum())
+            self._max = max(self._max, float(values.max()))
+            self._new = array("d")
+
+    def _quantile(self, q: float, upto: NDArray[np.int64]) -> float:
+        rank = max(math.ceil(q * int(upto[-1])), 1)
+        # 0 when empty, because then nothing is longer
+        return min(_middle(int(np.searchsorted(upto, rank))), self._max)
 
 
 def _middle(bucket: int) -> float:

@@ -149,7 +149,7 @@ class LeanWorker(Peer):
     def hear(self, name: str, body: list[Any]) -> None:
         """Do at once what is asked for."""
         if name == "RunTask":
-            session, _, stage, epoch, stage_epoch, index, _, _, _, reservation, _ = body
+            session, _, stage, epoch, stage_epoch, index, _, _, _, reservation = body[:10]
             applied = None if reservation is None else self._bound(session, reservation)
             done = [session, stage, epoch, stage_epoch, index, self._outputs, {}, 0.0, applied, False]
             self.out += ("TaskDone", _pack(done))
