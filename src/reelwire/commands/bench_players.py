@@ -124,8 +124,9 @@ def _play(client: Client, part: Part, played: Played) -> None:
         "holding": _holding,
         "changing": _changing,
     }
+    # Nobody waits until the session is ready: what the first chunk is to show is known before.
     with client.open_session(
-        part.pipeline, chunks=part.chunks, control_binding=part.binding, timeout=LIMIT_S
+        part.pipeline, chunks=part.chunks, control_binding=part.binding, wait_ready=False, timeout=LIMIT_S
     ) as session:
         players[part.player](session, part, played)
 
@@ -133,7 +134,7 @@ def _play(client: Client, part: Part, played: Played) -> None:
 def _reacting(session: Session, _part: Part, played: Played) -> None:
     """The control of a chunk is known only when the chunk before was seen."""
     control = Control(keys={HELD[0]})
-    session.submit(0, control, LIMIT_S)
+    session.submit(None, control, LIMIT_S)
     while (chunk := session.next_chunk(LIMIT_S)) is not None:
         if not chunk.is_last:
             session.submit(chunk.index + 1, control, LIMIT_S)
