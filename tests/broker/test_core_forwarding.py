@@ -142,27 +142,30 @@ def test_streaming_11_tasks_ahead_are_bounded_by_the_mailbox(kit: Any, mailbox: 
     assert all(len(stream.client.chunks(session)) == 1 for session in sessions)
 
 
+def conditions(worker: Any) -> None:
+    """Make all that are asked for."""
+    while worker.jobs["encode"]:
+        worker.finish("encode")
+
+
 def test_streaming_13_nothing_is_sent_ahead_while_somebody_waits(rig: Any, kit: Any) -> None:
-    """A turn that somebody waits for at an actor isn't taken from it by a task that has no inputs yet."""
+    """A place that gets free at an actor is for whoever waits for a turn there, not for a task that has no inputs yet."""
     stream = kit.Stream(rig, forwards=True)
     others = [stream.client.open(key) for key in "ab"]
     worker = stream.worker
-    ready: list[str] = []
-    for session in (stream.id, *others):  # one after the other: conditions first, so that denoise has all inputs
-        while len([1 for job in worker.heard(m.RunTask) if (job.stage, job.session) == ("encode", session)]) < 2:
-            ready.append(worker.finish("encode").session)
-    while worker.jobs["encode"]:
-        ready.append(worker.finish("encode").session)
-    assert sorted(ready) == sorted([stream.id, *others] * 2)
-    for session in (stream.id, *others):
+    conditions(worker)
+    for index in range(2):
+        stream.client.submit(stream.id, index)
+    for session in others:
         stream.client.submit(session, 0)
+    worker.make("denoise", "decode")
+    stream.client.submit(stream.id, 2)
     actor = rig.core._peers.workers["w"].actors["world", "denoise"]
-    assert list(actor.waiting) == [others[1]]
-    stream.client.submit(stream.id, 1)
-    worker.make("denoise")  # chunk 0 of the first: its next condition is asked for, and the turn goes to who waited
+    assert stream.queued("encode")[0] == 2
+    assert (list(actor.waiting), actor.outstanding) == ([others[1]], 2)
+    worker.make("denoise")
     assert [job.session for job in worker.jobs["denoise"]] == others
-    late = [task for task in worker.heard(m.RunTask) if task.stage == "denoise" and task.awaits]
-    assert late == []
+    assert not [task for task in worker.heard(m.RunTask) if task.stage == "denoise" and task.awaits]
 
 
 def test_streaming_10_nothing_is_sent_ahead_without_room_for_its_output(stream: Any) -> None:
@@ -233,12 +236,18 @@ def test_a_task_that_is_sent_beside_one_ahead_is_not_taken_for_started(rig: Any,
     assert flow.started == 1
 
 
-@pytest.mark.parametrize("said", ["started", "done"])
-def test_streaming_34_a_task_that_awaits_its_inputs_can_neither_begin_nor_end(rig: Any, kit: Any, said: str) -> None:
-    """A worker that says so is wrong: it is counted, nothing changes, and the session goes on."""
+@pytest.mark.parametrize(("said", "controls"), [("started", 1), ("started", 2), ("done", 1), ("done", 2)])
+def test_streaming_34_a_task_that_awaits_its_inputs_neither_begins_nor_ends(
+    rig: Any, kit: Any, said: str, controls: int
+) -> None:
+    """A worker that says so is wrong, beside a running task too: it is counted, nothing changes, and the session goes on."""
     stream = kit.Stream(rig, forwards=True)
-    stream.client.submit(stream.id, 0)
-    (task,) = stream.worker.ahead[:1]
+    for index in range(controls):
+        stream.client.submit(stream.id, index)
+    if controls == 2:
+        stream.worker.finish("encode")
+    (task,) = [task for task in stream.worker.ahead if task.stage == "denoise"]
+    assert task.index == controls - 1
     at = (task.session, task.stage, task.epoch, task.stage_epoch, task.index)
     before = books(rig), rig.counter("orphans")
     if said == "started":
@@ -246,9 +255,9 @@ def test_streaming_34_a_task_that_awaits_its_inputs_can_neither_begin_nor_end(ri
     else:
         stream.worker.say(kit.done(task, {"latent": m.Artifact()}, {}))
     assert (books(rig), rig.counter("orphans")) == (before[0], before[1] + 1)
-    assert stream.session.flow.stages[task.stage].started == 0
-    stream.make()
-    assert [chunk.index for chunk in stream.got()] == [0]
+    assert stream.session.flow.stages["denoise"].started == controls - 1
+    stream.make(controls)
+    assert [chunk.index for chunk in stream.got()] == [0, 1][:controls]
 
 
 def test_streaming_15_a_reservation_that_was_sent_ahead_follows_the_keys(rig: Any, kit: Any) -> None:
@@ -331,6 +340,25 @@ def test_streaming_13_sessions_whose_tasks_are_ahead_get_equal_shares(rig: Any) 
     assert ahead(worker)
     assert set(made) == set(sessions)
     assert max(made.values()) - min(made.values()) <= 2
+
+
+def test_streaming_13_what_arrives_without_a_turn_counts_as_one(rig: Any) -> None:
+    """Of two that wait, whoever had nothing yet is next, though the one whose task was ahead has waited longer."""
+    worker = rig.worker(forwards=True)
+    client = rig.client()
+    early = client.open("early")
+    client.submit(early, 0)
+    assert ("denoise", 0) in ahead(worker)
+    worker.make("encode", "denoise", "decode")
+    client.ack(early, 1)
+    one, other, late = (client.open(key) for key in ("one", "other", "late"))
+    conditions(worker)
+    for session, index in ((one, 0), (other, 0), (early, 1), (late, 0)):
+        client.submit(session, index)
+    order = []
+    while worker.jobs["denoise"]:
+        order.append(worker.finish("denoise").session)
+    assert order == [one, other, late, early]
 
 
 # --- the end ---------------------------------------------------------------------------------------------------------------

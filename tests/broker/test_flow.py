@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from reelwire.broker.flow import Edge, Flow
+from reelwire.broker.flow import NOTHING, Edge, Flow
 from reelwire.messages import Artifact
 from reelwire.spec import Edge as EdgeSpec
 from reelwire.spec import Prefetch, StageSpec, StreamSpec, validate
@@ -308,6 +308,80 @@ def test_a_failed_task_leaves_no_output(flow: Flow) -> None:
     flow.start("encode")
     flow.fail("encode")
     assert not flow.edges["condition"].held
+
+
+def feed(flow: Flow, *links: tuple[str, str]) -> None:
+    """Say which stage gives what it makes to which other one by itself."""
+    for maker, taker in links:
+        flow.stages[taker].feeders.add(flow.stages[maker])
+
+
+def test_what_a_stage_lacks_comes_only_from_who_feeds_it(flow: Flow) -> None:
+    """And only when that has been sent off: what nobody makes yet doesn't come."""
+    denoise, decode = flow.stages["denoise"], flow.stages["decode"]
+    fill(flow)
+    flow.submit(CONTROL)
+    flow.dispatch("encode")
+    assert not flow.comes(denoise), "made elsewhere"
+    feed(flow, ("encode", "denoise"), ("denoise", "decode"))
+    assert flow.comes(denoise)
+    assert flow.lack(denoise) == "input:condition"
+    assert not flow.comes(decode), "nobody was sent off for it"
+    flow.dispatch("denoise")
+    assert flow.comes(decode)
+    assert not flow.comes(denoise), "neither the next condition nor its control is on the way"
+
+
+def test_what_comes_from_outside_is_not_awaited(flow: Flow) -> None:
+    """A denoise whose condition is being made still needs its control, which no stage makes."""
+    feed(flow, ("encode", "denoise"))
+    fill(flow)
+    flow.dispatch("encode")
+    assert not flow.comes(flow.stages["denoise"])
+    flow.submit(CONTROL)
+    assert flow.comes(flow.stages["denoise"])
+    assert flow.peek("denoise") == (0, {"control": CONTROL})
+
+
+def test_streaming_10_a_task_ahead_reserves_its_output_and_needs_the_room(kit: Any) -> None:
+    """Without a place for what it will make it doesn't count as one that comes."""
+    flow = Flow(kit.world(capacities={"latent": 1}), 8)
+    feed(flow, ("encode", "denoise"))
+    fill(flow)
+    for _ in range(2):
+        flow.submit(CONTROL)
+        flow.dispatch("encode")
+    assert flow.dispatch("denoise") == 0
+    assert (flow.stages["denoise"].awaits, flow.edges["latent"].occupancy) == ({0: {"condition"}}, 1)
+    assert not flow.comes(flow.stages["denoise"])
+    flow.check()
+
+
+def test_a_task_ahead_begins_when_nothing_is_awaited(flow: Flow) -> None:
+    """Its inputs leave their edges then, and not before."""
+    feed(flow, ("encode", "denoise"))
+    fill(flow)
+    flow.submit(CONTROL)
+    flow.dispatch("encode")
+    flow.dispatch("denoise")
+    with pytest.raises(AssertionError, match="without its inputs"):
+        flow.start("denoise")
+    flow.start("encode")
+    flow.finish("encode", {"condition": NOTHING})
+    del flow.stages["denoise"].awaits[0]
+    flow.start("denoise")
+    flow.check()
+    assert flow.edges["control"].occupancy == flow.edges["condition"].occupancy == 0
+
+
+def test_nothing_comes_beyond_the_end(flow: Flow) -> None:
+    """A session that makes nothing from a chunk on isn't sent ahead of it."""
+    feed(flow, ("encode", "denoise"))
+    fill(flow)
+    flow.submit(CONTROL)
+    flow.dispatch("encode")
+    flow.cut(0)
+    assert not flow.comes(flow.stages["denoise"])
 
 
 def test_clearing_drops_everything(flow: Flow) -> None:

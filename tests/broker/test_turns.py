@@ -34,6 +34,11 @@ class Oracle:
         self.given[name] = self.served + media_s
         return name
 
+    def charge(self, name: str, media_s: float) -> None:
+        """Be served out of turn."""
+        self.served = max(self.given.get(name, Fraction(0)), self.served)
+        self.given[name] = self.served + Fraction(media_s)
+
     def discard(self, name: str) -> None:
         """Wait no longer."""
         self.waiting = [turn for turn in self.waiting if turn[0] != name]
@@ -53,13 +58,16 @@ def test_streaming_13_turns_are_those_of_the_rule_word_for_word(seed: int) -> No
     names = [f"s{number}" for number in range(rng.choice((2, 5, 40)))]
     for _ in range(600):
         name = rng.choice(names)
-        match rng.choices(("add", "take", "discard", "forget"), (10, 8, 1, 0.5))[0]:
+        match rng.choices(("add", "take", "charge", "discard", "forget"), (10, 8, 2, 1, 0.5))[0]:
             case "add" if name not in turns:
                 media_s = rng.choice((0.5, 0.75, 0.75, 4.0))  # exact in binary, so that ties are ties in both
                 turns.add(name, name, media_s)
                 oracle.add(name, media_s)
             case "take" if turns:
                 assert turns.take() == oracle.take()
+            case "charge" if name not in turns:
+                turns.charge(name, 0.75)
+                oracle.charge(name, 0.75)
             case "discard":
                 turns.discard(name)
                 oracle.discard(name)
@@ -117,6 +125,28 @@ def test_streaming_13_whoever_was_alone_owes_nothing() -> None:
     order = served(turns, {"first": 0.75, "new": 0.75}, 10)
     assert abs(order.count("first") - order.count("new")) <= 1
     assert "first" in order[:2]
+
+
+def test_streaming_13_whoever_was_served_without_a_turn_has_had_one() -> None:
+    """Of two that were given as much, the one that was charged for another chunk waits for the other."""
+    turns: Turns[str] = Turns()
+    served(turns, {"ahead": 0.75, "behind": 0.75}, 10)
+    for name in ("ahead", "behind"):
+        turns.discard(name)
+    turns.charge("ahead", 0.75)
+    order = served(turns, {"ahead": 0.75, "behind": 0.75}, 6)
+    assert order == ["behind", "ahead"] * 3
+    turns.discard("ahead")
+    turns.charge("ahead", 7.5)
+    assert served(turns, {"ahead": 0.75, "behind": 0.75}, 12).count("ahead") == 1
+
+
+def test_streaming_13_nobody_is_served_while_it_waits() -> None:
+    """That would be two turns for one: our own error."""
+    turns: Turns[str] = Turns()
+    turns.add("one", "one", 0.75)
+    with pytest.raises(AssertionError, match="waits"):
+        turns.charge("one", 0.75)
 
 
 def test_streaming_13_many_that_left_cost_nothing() -> None:
