@@ -309,6 +309,9 @@ class Actor:
         if not isinstance(reply, StageFailed):
             held.state = "live"
             return []
+        awaiting = [job for job in self.ahead if isinstance(job.work, RunTask) and job.work.session == work.session]
+        self.ahead = [job for job in self.ahead if job not in awaiting]
+        self.waiting += awaiting  # whatever comes for them, nobody is here to be given it
         actions = self._fail_waiting(work.session, reply.failure)
         del self.held[work.session]
         return actions
