@@ -6,12 +6,15 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from reelwire.controls import KeyState
 from reelwire.messages import (
     Artifact,
     ReleaseStage,
     Reservation,
+    RunTask,
     StageFailed,
     StageReleased,
     TaskDone,
@@ -306,3 +309,51 @@ def test_more_tasks_than_may_await_are_refused(rig: Any, toy: Any) -> None:
     assert [m.index for m in refused] == [5, 6, 7, 8, 9]
     assert {m.failure.kind for m in refused} == {"overload"}
     assert len(worker.core.actors["show"].ahead) == 5
+
+
+STEPS = st.tuples(
+    st.sampled_from(
+        ("initialize", "task", "task", "ahead", "ahead", "release", "lose", "finish", "finish", "finish", "fail")
+    ),
+    st.sampled_from(("draw", "show")),
+    st.sampled_from("ab"),
+    st.integers(1, 2),
+    st.integers(0, 3),
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(steps=st.lists(STEPS, max_size=60))
+def test_streaming_09_no_order_of_messages_begins_a_task_without_its_input(
+    rig: Any, toy: Any, steps: list[tuple[str, str, str, int, int]]
+) -> None:
+    """Whatever comes, invariants hold, a task begins with the picture of its own chunk, and all can be released."""
+    worker = rig(mailbox=1).ready()
+    attachment = 1
+    for what, stage, session, epoch, index in steps:
+        if what == "initialize":
+            worker.hear(toy.initialize(session, stage, epoch), attachment)
+        elif what == "task":
+            worker.hear(toy.task(index, session, epoch=epoch), attachment)
+        elif what == "ahead":
+            worker.hear(ahead(toy, index, session, epoch=epoch), attachment)
+        elif what == "release":
+            worker.hear(toy.release(session, stage, epoch), attachment)
+        elif what == "lose":
+            attachment += 1
+            worker.welcome(attachment)
+        elif stage in worker.jobs and what == "fail":
+            worker.fail(stage)
+        elif stage in worker.jobs:
+            is_drawn = stage == "draw" and isinstance(worker.jobs["draw"].work, RunTask)
+            drawn(worker) if is_drawn else worker.finish(stage)
+        job = worker.jobs.get("show")
+        if job is not None and isinstance(job.work, RunTask):
+            assert job.work.inputs == {"picture": picture(job.work.index)}
+    for stage in ("draw", "show"):
+        for session in "ab":
+            worker.hear(toy.release(session, stage, 9), attachment)
+        while stage in worker.jobs:
+            worker.finish(stage)
+        assert worker.core.actors[stage].held == {}
+        assert worker.core.actors[stage].ahead == []
