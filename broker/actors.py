@@ -37,7 +37,7 @@ class Actor:
         tenants: session id to the bytes that it takes.
         bytes_used: their sum.
         tasks: session id to how many tasks were sent for it and aren't over; those of a session end in order.
-        outstanding: their sum; one running and `mailbox` waiting, and those that were sent ahead.
+        outstanding: their sum; one running and `mailbox` waiting, and those that were sent ahead and have arrived.
         ahead: session id to how many tasks were sent for it that await what another stage of the worker makes; they
             aren't among `tasks` until that is made.
         awaiting: their sum.

@@ -1,5 +1,9 @@
 """How a session makes chunks: inputs become tasks, and what they make goes on.
 
+A task is sent when its inputs are there, or ahead of them when they come from other stages of its own worker, which gives
+them to it by itself. What that needs is asked when it is sent; when its inputs' `TaskDone` comes it arrives, and is a task
+like any other from then on.
+
 `session.Session` adds how it begins and ends.
 """
 

@@ -7,6 +7,9 @@ Two things are kept here: the attachment to the broker, and (one `Actor` each) t
                        |   `-- too long: Stop  |
                        `--- silence, Rejected, Goodbye: all sessions are dropped and released
 
+What a stage makes is given to the tasks of other stages here that await it, before the broker is told; the broker hears of
+the result first, and then of what began with it.
+
 Asked to stop, an attached worker says `Draining` and goes on until the sessions that it has are released and what it
 lent of its shared memory is back.
 
