@@ -66,7 +66,7 @@ class Turns(Generic[T]):
         while not turn.waits:
             tag, _, turn = heapq.heappop(self._heap)
         del self._waiting[turn.name]
-        self._served = tag
+        self._served = max(self._served, tag)  # a charge may have passed those who waited
         self._given[turn.name] = tag + turn.media_s
         self._compact()
         return turn.who

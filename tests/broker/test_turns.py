@@ -30,8 +30,9 @@ class Oracle:
         """The next turn."""
         turn = min(self.waiting, key=lambda turn: turn[1])  # the first of several: who has waited longest
         self.waiting.remove(turn)
-        name, self.served, media_s = turn
-        self.given[name] = self.served + media_s
+        name, tag, media_s = turn
+        self.served = max(self.served, tag)
+        self.given[name] = tag + media_s
         return name
 
     def charge(self, name: str, media_s: float) -> None:
