@@ -100,6 +100,16 @@ class BrokerCore(Attaching):
                 assert_never(event)
         self._put_right()
 
+    def settle(self) -> list[Action]:
+        """Find out which tasks can be sent, and whose keys follow a reservation; what is to be done for that alone.
+
+        It may leave before the end of the turn is handled, which takes longer.
+        """
+        if not self._stopped:
+            self._tell_keys()
+            self._settle()
+        return self._desk.finish()
+
     def status(self) -> dict[str, Plain]:
         """Everything there is, as plain data."""
         return report.status(
@@ -362,8 +372,7 @@ class BrokerCore(Attaching):
 
     def _turn_ended(self, *, drained: bool) -> None:
         now, desk = self._desk.now, self._desk
-        while desk.rekeyed:  # first: what else the turn leads to may take a while at the worker
-            self.sessions[desk.rekeyed.popitem()[0]].tell_keys()
+        self._tell_keys()
         self._beat()
         if self._has_heard_enough(drained=drained):
             self._drop_mute()
@@ -383,6 +392,11 @@ class BrokerCore(Attaching):
             state = self.status()
             for peer, request in asked:
                 desk.send(peer, m.Status(request, state))
+
+    def _tell_keys(self) -> None:
+        """Before tasks are sent, which may take a while at the worker."""
+        while self._desk.rekeyed:
+            self.sessions[self._desk.rekeyed.popitem()[0]].tell_keys()
 
     def _has_heard_enough(self, *, drained: bool) -> bool:
         """Whether deadlines count now.

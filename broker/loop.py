@@ -12,7 +12,7 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, assert_never
 
 import structlog
@@ -24,7 +24,7 @@ from reelwire.errors import ConfigError, VersionMismatch, WireError
 from reelwire.messages import FromBroker, Heartbeat, Message, OpenSession
 from reelwire.wake import Wake
 
-from .actions import Forget, Log, Send, Stop
+from .actions import Action, Forget, Log, Send, Stop
 from .config import BrokerConfig
 from .core import BrokerCore
 from .endpoint import IN_USE, claimed
@@ -168,20 +168,26 @@ class Loop:
 
     def _end_turn(self, *, drained: bool) -> None:
         """Send what the turn has said, and say what follows from what couldn't be sent, until nothing does."""
+        self._say(self._core.settle())
+        self._flush()
         while True:
+            self._handle_pending()
             now = time.monotonic()
             self._handle(TurnEnded(now, drained and now >= self._backlog_until))
-            batches, self._batches = self._batches, {}
-            for route in self._workers:
-                if (batch := batches.pop(route, None)) is not None:
-                    self._send(route, batch)
-            self._workers.clear()
-            for route, batch in batches.items():
-                self._send(route, batch)
+            self._flush()
             if not self._pending:
                 return
-            self._handle_pending()
             drained = False  # the last words of whoever couldn't be told may have come since
+
+    def _flush(self) -> None:
+        """Send what waits for others of this turn; workers' tasks first."""
+        batches, self._batches = self._batches, {}
+        for route in self._workers:
+            if (batch := batches.pop(route, None)) is not None:
+                self._send(route, batch)
+        self._workers.clear()
+        for route, batch in batches.items():
+            self._send(route, batch)
 
     def _handle(self, event: Event) -> None:
         """Hand an event in, and what follows from what can't be sent meanwhile."""
@@ -193,9 +199,12 @@ class Loop:
             self._do(self._pending.popleft())
 
     def _do(self, event: Event) -> None:
+        self._say(self._core.handle(event))
+
+    def _say(self, actions: Iterable[Action]) -> None:
         """Let messages leave with the others of this turn to the same peer, as far as they are small; do the rest at once."""
         batches = self._batches
-        for action in self._core.handle(event):
+        for action in actions:
             if not isinstance(action, Send):
                 self._perform(action)
                 continue

@@ -188,8 +188,6 @@ class Making(Delivering):
             if was_idle:  # else it is watched already, and has more time now, not less
                 desk.watch(actor)
             self.timing.admitted(stage, index, now)
-        for follower in line.followers:
-            self._look(follower)
         if starts and flow.start(stage):
             desk.unsettled[self.id] = self
             return
@@ -204,6 +202,9 @@ class Making(Delivering):
             return
         if self.flow.stages[event.stage].started == event.index:
             self.flow.start(event.stage)
+            self._stir()
+        for follower in self._lines[event.stage].followers:
+            follower.flow.is_stale = True
             self._stir()
         self._bound_early(event)
         self.timing.started(event.stage, event.index, self.desk.now)

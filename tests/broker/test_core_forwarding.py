@@ -48,31 +48,35 @@ NOTHING = {"encode": (0, 0), "denoise": (0, 0), "decode": (0, 0)}
 
 
 def test_streaming_11_what_the_same_worker_makes_is_not_waited_for(stream: Any) -> None:
-    """With its control, a chunk's denoise and decode are sent while its condition is made; nothing follows the result."""
+    """With its control, a chunk's denoise is sent while its condition is made, and its decode while denoise is at it."""
     assert sent(stream.worker) == [("encode", 0, ()), ("encode", 1, ())]
     stream.client.submit(stream.id, 0)
-    assert sent(stream.worker, 2) == [("denoise", 0, ("condition",)), ("decode", 0, ("latent",))]
+    assert sent(stream.worker, 2) == [("denoise", 0, ("condition",))]
     (denoise,) = [task for task in stream.worker.heard(m.RunTask) if task.stage == "denoise"]
     assert set(denoise.inputs) == {"control"}
     stream.worker.finish("encode")
-    assert len(sent(stream.worker)) == 4
+    stream.rig.turn()
+    assert sent(stream.worker, 3) == [("decode", 0, ("latent",))]
     stream.make()
     assert [chunk.index for chunk in stream.got()] == [0]
     assert stream.got()[0].facts == {"encode": 0, "denoise": 0, "decode": 0}
 
 
 def test_streaming_11_a_condition_and_its_control_bring_the_whole_chain(rig: Any, kit: Any) -> None:
-    """Where nothing is prefetched, one control sends all three stages of its chunk off."""
+    """Where nothing is prefetched, one control sends its chunk off: each stage is sent ahead when the one before begins."""
     spec = kit.world()
     stream = kit.Stream(rig, forwards=True, spec=replace(spec, prefetch=replace(spec.prefetch, refill="never")))
     assert sent(stream.worker) == []
     before = len(stream.rig.sent)
     stream.client.submit(stream.id, 0)
     chain = [("encode", 0, ()), ("denoise", 0, ("condition",)), ("decode", 0, ("latent",))]
-    assert sent(stream.worker) == chain
+    assert sent(stream.worker) == chain[:2]
     told = [(type(message), getattr(message, "stage", "")) for _, message in stream.rig.sent[before:]]
-    assert [stage for kind, stage in told if kind is m.RunTask] == ["encode", "denoise", "decode"]
-    stream.worker.make("encode", "denoise", "decode")
+    assert [stage for kind, stage in told if kind is m.RunTask] == ["encode", "denoise"]
+    stream.worker.finish("encode")
+    stream.rig.turn()
+    assert sent(stream.worker) == chain
+    stream.worker.make("denoise", "decode")
     assert sent(stream.worker) == chain
     assert [chunk.index for chunk in stream.got()] == [0]
 
@@ -183,8 +187,9 @@ def test_streaming_10_what_is_sent_ahead_reserves_its_output_at_once(stream: Any
     """Its input's place counts until it begins, its output's from the moment it is sent."""
     edges = stream.session.flow.edges
     stream.client.submit(stream.id, 0)
-    assert (edges["control"].occupancy, edges["latent"].occupancy, edges["frames"].occupancy) == (1, 1, 1)
+    assert (edges["control"].occupancy, edges["latent"].occupancy, edges["frames"].occupancy) == (1, 1, 0)
     stream.worker.finish("encode")
+    stream.rig.turn()
     assert (edges["control"].occupancy, edges["latent"].occupancy, edges["frames"].occupancy) == (0, 1, 1)
     stream.worker.finish("denoise")
     assert (edges["latent"].occupancy, edges["frames"].occupancy) == (0, 1)
@@ -246,6 +251,7 @@ def test_streaming_34_a_task_that_awaits_its_inputs_neither_begins_nor_ends(
         stream.client.submit(stream.id, index)
     if controls == 2:
         stream.worker.finish("encode")
+        rig.turn()
     (task,) = [task for task in stream.worker.ahead if task.stage == "denoise"]
     assert task.index == controls - 1
     at = (task.session, task.stage, task.epoch, task.stage_epoch, task.index)
@@ -265,7 +271,7 @@ def test_streaming_15_a_reservation_that_was_sent_ahead_follows_the_keys(rig: An
     stream = kit.Stream(rig, asked=LATE, forwards=True)
     stream.press("w")
     rig.turn()
-    assert ahead(stream.worker) == [("denoise", 0), ("decode", 0)]
+    assert ahead(stream.worker) == [("denoise", 0)]
     (denoise,) = [task for task in stream.worker.heard(m.RunTask) if task.stage == "denoise"]
     assert denoise.reservation == m.Reservation("control", stream.keys.state, 0, 0)
     assert denoise.inputs == {}
@@ -393,7 +399,9 @@ def test_streaming_22_a_cancel_drops_what_is_ahead(rig: Any, kit: Any) -> None:
     stream = kit.Stream(rig, forwards=True)
     for index in range(2):
         stream.client.submit(stream.id, index)
-    assert [sum(counts) for counts in books(rig).values()] == [2, 2, 2]
+    stream.worker.finish("encode")
+    rig.turn()
+    assert books(rig) == {"encode": (1, 0), "denoise": (1, 1), "decode": (0, 2)}
     stream.client.end(stream.id, "cancel")
     assert stream.client.ended(stream.id).state == "cancelled"
     assert books(rig) == NOTHING
@@ -432,7 +440,8 @@ def test_a_result_on_its_way_when_its_session_ended_is_kept_for_who_was_given_it
     worker = stream.worker
     stream.client.submit(stream.id, 0)
     worker.finish("encode")
-    assert [job.index for job in worker.jobs["denoise"]] == [0]
+    rig.turn()
+    assert ahead(worker) == [("denoise", 0), ("decode", 0)]
     worker.silent.add(m.ReleaseStage)  # it is on its way
     stream.client.end(stream.id, "cancel")
     worker.finish("denoise")
