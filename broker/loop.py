@@ -84,6 +84,7 @@ class Loop:
         self._core = BrokerCore(config, reelwire.__version__)
         self._limits = config.wire_limits()
         self._log = structlog.get_logger()
+        self._lines: list[Log] = []
         self._context = zmq.Context()
         self._socket = _bound(self._context, config)
         self.wake = Wake()
@@ -101,15 +102,28 @@ class Loop:
 
     def serve(self) -> None:
         """Turn after turn, until the core stops."""
-        while self._serving:
-            if self._wait():
-                for _ in range(self.wake.clear()):
-                    self._handle(ShutdownRequested(time.monotonic()))
-            drained = self._receive()
-            for route in self._outboxes.retry(self._outboxes.blocked):
-                self._handle(Unreachable(time.monotonic(), route))
-                drained = False  # its last words may have come since
-            self._end_turn(drained=drained)
+        try:
+            while self._serving:
+                self._turn()
+        finally:
+            self._write_lines()
+
+    def _turn(self) -> None:
+        if self._wait():
+            for _ in range(self.wake.clear()):
+                self._handle(ShutdownRequested(time.monotonic()))
+        drained = self._receive()
+        for route in self._outboxes.retry(self._outboxes.blocked):
+            self._handle(Unreachable(time.monotonic(), route))
+            drained = False  # its last words may have come since
+        self._end_turn(drained=drained)
+        self._write_lines()
+
+    def _write_lines(self) -> None:
+        """Write to the log when all that the turn has to say has left: to write one line takes longer than to serve a chunk."""
+        lines, self._lines = self._lines, []
+        for line in lines:
+            getattr(self._log, line.level)(line.event, **line.fields)
 
     def close(self) -> None:
         """Let the last messages leave, within `linger_s`, and close everything."""
@@ -223,7 +237,7 @@ class Loop:
                 self._batches.pop(route, None)
                 self._outboxes.forget(route)
             case Log():
-                getattr(self._log, action.level)(action.event, **action.fields)
+                self._lines.append(action)
             case Stop():
                 self._serving = False
             case _:
