@@ -16,6 +16,9 @@ from .messages import Artifact
 from .spec import Plain, StreamSpec
 from .tensors import TensorRef
 
+_ARRAYS = frozenset({"poses", "intrinsics", "action"})
+"""Names that the arrays of a control may have."""
+
 
 def control_artifact(control: Control, spec: StreamSpec) -> Artifact:
     """A control as it travels, with canonical key names.
@@ -32,6 +35,8 @@ def control_artifact(control: Control, spec: StreamSpec) -> Artifact:
         values["keys"] = list(checked.keys)
     if checked.translation_norm is not None:
         values["translation_norm"] = checked.translation_norm
+    if checked.poses is None:  # nothing stands beside keys
+        return Artifact(values)
     return Artifact(values, {name: tensors.from_array(array) for name, array in checked.tensors().items()})
 
 
@@ -41,16 +46,16 @@ def control_of(artifact: Artifact) -> Control:
     Raises:
         WireError: it holds none.
     """
-    arrays: dict[str, Any] = {name: array_of(name, ref) for name, ref in artifact.tensors.items()}
-    values: dict[str, Any] = {
-        name: artifact.values[name] for name in ("keys", "reset_pose", "translation_norm") if name in artifact.values
-    }
-    keys = values.pop("keys", None)
-    unknown = arrays.keys() - {"poses", "intrinsics", "action"}
-    if unknown or not (keys is None or isinstance(keys, list)):
-        raise WireError(f"the control of a chunk holds {', '.join(sorted(unknown)) or repr(keys)}")
+    values: Mapping[str, Any] = artifact.values
+    arrays: dict[str, Any] = {}
+    if artifact.tensors:
+        arrays = {name: array_of(name, ref) for name, ref in artifact.tensors.items()}
+    keys = values.get("keys")
+    if (keys is not None and type(keys) is not list) or not _ARRAYS.issuperset(arrays):
+        raise WireError(f"the control of a chunk holds {', '.join(sorted(arrays.keys() - _ARRAYS)) or repr(keys)}")
     try:
-        return Control(keys=keys, **values, **arrays)
+        reset_pose, translation_norm = values.get("reset_pose", False), values.get("translation_norm")
+        return Control(keys, reset_pose=reset_pose, translation_norm=translation_norm, **arrays)
     except RequestError as error:
         raise WireError(f"the control of a chunk is none: {error}") from None
 
@@ -99,10 +104,13 @@ def outputs_of(chunk: m.Chunk) -> dict[str, dict[str, Any]]:
     Raises:
         WireError: a tensor is of a type that numpy doesn't have.
     """
-    return {
-        name: {**artifact.values, **{key: array_of(key, ref) for key, ref in artifact.tensors.items()}}
-        for name, artifact in chunk.outputs.items()
-    }
+    outputs: dict[str, dict[str, Any]] = {}
+    for name, artifact in chunk.outputs.items():
+        values: dict[str, Any] = {**artifact.values}
+        for key, ref in artifact.tensors.items():
+            values[key] = array_of(key, ref)
+        outputs[name] = values
+    return outputs
 
 
 def frames_of(outputs: Mapping[str, Mapping[str, Any]], spec: StreamSpec) -> NDArray[np.uint8]:
@@ -112,9 +120,12 @@ def frames_of(outputs: Mapping[str, Mapping[str, Any]], spec: StreamSpec) -> NDA
         WireError: there is no such tensor, or it isn't uint8 of shape [frames, height, width, 3].
     """
     values = outputs.get(spec.outputs[0], {})
-    arrays = {name: value for name, value in values.items() if isinstance(value, np.ndarray)}
-    frames = arrays.get("frames") if len(arrays) != 1 else next(iter(arrays.values()))
+    frames = values.get("frames")
+    if not isinstance(frames, np.ndarray):
+        only = [value for value in values.values() if isinstance(value, np.ndarray)]
+        frames = only[0] if len(only) == 1 else None
     if frames is None or frames.dtype != np.uint8 or frames.ndim != 4 or frames.shape[3] != 3:
+        arrays = {name: value for name, value in values.items() if isinstance(value, np.ndarray)}
         have = ", ".join(f"{name} {array.dtype}{list(array.shape)}" for name, array in arrays.items()) or "no tensor"
         raise WireError(f"a chunk of {spec.name!r} holds {have} instead of frames as uint8[frames, height, width, 3]")
     return frames

@@ -309,7 +309,12 @@ def _decode_tensor(value: Any, frames: Frames, path: Path) -> TensorRef:
     if type(dtype) is not str or type(shape) is not list or not _INT.issuperset(map(type, shape)):
         raise _refusal(path, "a tensor")
     if type(where) is int:
-        ref = TensorRef(dtype, tuple(shape), Inline(frames.take(where, path)))
+        place = _new(Inline)
+        _set_buffer(place, frames.take(where, path))
+        ref: TensorRef = _new(TensorRef)
+        _set_dtype(ref, dtype)
+        _set_shape(ref, tuple(shape))
+        _set_place(ref, place)
     elif type(where) is list and tuple(map(type, where)) == (str, str, int, int):
         ref = TensorRef(dtype, tuple(shape), Shared(*where))
     else:
@@ -319,6 +324,10 @@ def _decode_tensor(value: Any, frames: Frames, path: Path) -> TensorRef:
 
 
 _INT = frozenset({int})
+# As in `_record_decoding`: half of what the classes' own __init__ take.
+_new: Callable[[Any], Any] = object.__new__
+_set_buffer = vars(Inline)["buffer"].__set__
+_set_dtype, _set_shape, _set_place = (vars(TensorRef)[name].__set__ for name in ("dtype", "shape", "place"))
 _DECODING_NAMES: dict[str, Any] = {
     "INT_MIN": INT_MIN,
     "INT_MAX": INT_MAX,

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -23,6 +24,8 @@ Source = Literal["tap", "held"]
 EventKind = Literal["press", "release", "tap", "reset", "reset_pose"]
 FloatArray = NDArray[np.float32 | np.float64]
 
+_USUAL = frozenset({list, tuple, set, frozenset})
+"""What names usually come in: whether any other object is a collection takes longer to find out."""
 _TRACE_ACCEPTED = "accepted: a time in seconds, then +key, -key, tap key, reset or reset_pose, such as '1.5 -w +d'"
 
 
@@ -187,7 +190,7 @@ class Control:
             raise RequestError("control", "says nothing; accepted: keys (an empty set stands still) or poses")
         if keys is not None and poses is not None:
             raise RequestError("control", "has keys and poses; accepted: exactly one of them")
-        if poses is None:
+        if poses is None and not (intrinsics is None and action is None and translation_norm is None):
             beside: dict[str, object] = {
                 "intrinsics": intrinsics,
                 "action": action,
@@ -198,18 +201,15 @@ class Control:
                     raise RequestError(name, "is given without poses; accepted: only beside poses")
         if not isinstance(reset_pose, bool):
             raise RequestError("reset_pose", f"{reset_pose!r} is not true or false")
-        values: dict[str, Any] = {
-            "keys": None if keys is None else _names(keys),
-            "poses": None if poses is None else _array("poses", poses, "[frames, 4, 4]"),
-            "intrinsics": None
-            if intrinsics is None
-            else _array("intrinsics", intrinsics, "[4] or [rows, 4]").reshape(-1, 4)[0],
-            "action": None if action is None else _array("action", action, "[rows, channels]"),
-            "reset_pose": reset_pose,
-            "translation_norm": None if translation_norm is None else _norm(translation_norm),
-        }
-        for name, value in values.items():
-            object.__setattr__(self, name, value)
+        put, first_row = partial(object.__setattr__, self), None
+        put("keys", None if keys is None else _names(keys))
+        put("poses", None if poses is None else _array("poses", poses, "[frames, 4, 4]"))
+        if intrinsics is not None:
+            first_row = _array("intrinsics", intrinsics, "[4] or [rows, 4]").reshape(-1, 4)[0]
+        put("intrinsics", first_row)
+        put("action", None if action is None else _array("action", action, "[rows, channels]"))
+        put("reset_pose", reset_pose)
+        put("translation_norm", None if translation_norm is None else _norm(translation_norm))
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Control):
@@ -242,7 +242,8 @@ class Control:
             given = {name: (array.dtype.name, array.shape) for name, array in self.tensors().items()}
             check_tensors(spec.control_tensors, given)
             return self
-        return Control(keys=canonical_keys(self.keys, spec), reset_pose=self.reset_pose)
+        keys = canonical_keys(self.keys, spec)
+        return self if keys == self.keys else Control(keys=keys, reset_pose=self.reset_pose)
 
 
 def canonical_keys(names: Iterable[str], spec: StreamSpec) -> tuple[str, ...]:
@@ -364,7 +365,7 @@ def controls_for(trace: KeyTrace, spec: StreamSpec, chunks: int) -> list[Control
 
 def _names(names: Iterable[str]) -> tuple[str, ...]:
     accepted = "accepted: a collection of key names, such as {'w', 'd'}"
-    if isinstance(names, str | bytes) or not isinstance(names, Iterable):
+    if type(names) not in _USUAL and (isinstance(names, str | bytes) or not isinstance(names, Iterable)):
         raise RequestError("keys", f"{names!r} is not a collection; {accepted}")
     listed = list(names)
     for name in listed:

@@ -87,18 +87,20 @@ def check(ref: TensorRef) -> None:
     Raises:
         WireError: they don't; of shared memory only its reader can tell how much there is.
     """
+    shape, place = ref.shape, ref.place
     if ref.dtype not in ITEM_BYTES:
         raise WireError(f"tensor dtype {ref.dtype[:40]!r} is unknown; accepted: {', '.join(ITEM_BYTES)}")
-    if len(ref.shape) > DIMENSIONS_MAX:
-        raise WireError(f"tensor of {len(ref.shape)} dimensions; accepted: {DIMENSIONS_MAX}")
-    if any(size < 0 for size in ref.shape):
-        raise WireError(f"tensor shape {list(ref.shape)} has a negative size")
-    if isinstance(ref.place, Shared):
-        _check_shared(ref.place)
+    if len(shape) > DIMENSIONS_MAX:
+        raise WireError(f"tensor of {len(shape)} dimensions; accepted: {DIMENSIONS_MAX}")
+    if shape and min(shape) < 0:
+        raise WireError(f"tensor shape {list(shape)} has a negative size")
+    if isinstance(place, Shared):
+        _check_shared(place)
         return
-    have = memoryview(ref.place.buffer).nbytes
-    if have != ref.nbytes:
-        raise WireError(f"tensor {ref.dtype}{list(ref.shape)} needs {ref.nbytes} bytes, the frame has {have}")
+    have = memoryview(place.buffer).nbytes
+    need = ITEM_BYTES[ref.dtype] * math.prod(shape)
+    if have != need:
+        raise WireError(f"tensor {ref.dtype}{list(shape)} needs {need} bytes, the frame has {have}")
 
 
 def _check_shared(place: Shared) -> None:
@@ -132,7 +134,7 @@ def to_array(ref: TensorRef) -> NDArray[Any]:
     buffer = inline_buffer(ref)
     if ref.dtype == "bfloat16":
         raise ValueError("numpy has no bfloat16; take the tensor with torch")
-    view: NDArray[Any] = np.frombuffer(buffer, dtype=np.dtype(ref.dtype)).reshape(ref.shape)
+    view: NDArray[Any] = np.frombuffer(buffer, ref.dtype).reshape(ref.shape)
     view.flags.writeable = False
     return view
 
