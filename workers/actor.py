@@ -71,6 +71,36 @@ class Held:
     made: dict[int, Mapping[str, Artifact]] = field(default_factory=dict)
 
 
+def said_of(step: Run | Send | None) -> list[Action]:
+    """A step, and what the broker is told of it: that a task has begun. The thread has the job before that is put in words."""
+    if not isinstance(step, Run):
+        return [] if step is None else [step]
+    job = step.job
+    work = job.work
+    if not isinstance(work, RunTask):
+        return [step]
+    started = TaskStarted(work.session, work.stage, work.epoch, work.stage_epoch, work.index, job.applied)
+    return [step, Send(job.attachment, started)]
+
+
+def with_inputs(task: RunTask, inputs: Mapping[str, Artifact], awaits: tuple[str, ...]) -> RunTask:
+    """The task with other inputs: as `dataclasses.replace` makes it, in a fraction of the time."""
+    return RunTask(
+        task.session,
+        task.pipeline,
+        task.stage,
+        task.epoch,
+        task.stage_epoch,
+        task.index,
+        inputs,
+        task.is_first,
+        task.is_last,
+        task.reservation,
+        task.shared,
+        awaits,
+    )
+
+
 class Actor:
     """One owner of a stage.
 
@@ -152,7 +182,15 @@ class Actor:
             case ReleaseStage():
                 self._released(job.work, reply, retried=answered)
         self.settling = self.settling and self._leftover()
-        return [*actions, *self._next(), *self.announce(attachment)]
+        if run := self._begin():
+            actions += [*said_of(run)[1:], run]  # all that is told leaves together, and then the thread is woken
+        return [*actions, *self.announce(attachment)]
+
+    def go_on(self, job: Job) -> Run | None:
+        """Begin what waits behind a task that went well and that `wants` its end told: all else is as it was."""
+        assert self.running is job, "a thread reported a job that it wasn't given"
+        self.running = None
+        return self._begin()
 
     def keep(self, task: RunTask, outputs: Mapping[str, Artifact]) -> None:
         """Keep what was made for as long as the broker may not know of it: until so many more are made as it may have sent."""
@@ -167,20 +205,29 @@ class Actor:
         held = self.held.get(task.session)
         return held.made.get(task.index, {}) if held is not None and held.epoch == _epoch(task) else {}
 
-    def forward(self, made_for: RunTask, outputs: Mapping[str, Artifact]) -> list[Action]:
-        """Give what was made for a chunk to the task that awaits it here; with all its inputs it waits like any other."""
+    def forward(self, made_for: RunTask, outputs: Mapping[str, Artifact]) -> Run | Send | None:
+        """Give what was made for a chunk to the task that awaits it here; with all its inputs it waits like any other.
+
+        Returns:
+            What comes of that now: a job that begins, the answer to a task whose session has failed here, or nothing.
+        """
         for at, job in enumerate(self.ahead):
             task = job.work
             assert isinstance(task, RunTask), "something else than a task awaits inputs"
-            if (task.session, task.index, _epoch(task)) == (made_for.session, made_for.index, _epoch(made_for)):
-                inputs = {**task.inputs, **{name: outputs[name] for name in task.awaits if name in outputs}}
-                task = replace(task, inputs=inputs, awaits=tuple(name for name in task.awaits if name not in outputs))
-                if task.awaits:
-                    self.ahead[at] = replace(job, work=task)
-                    return []
+            if task.index == made_for.index and task.session == made_for.session and _epoch(task) == _epoch(made_for):
+                inputs, awaits = dict(task.inputs), []
+                for name in task.awaits:
+                    if name in outputs:
+                        inputs[name] = outputs[name]
+                    else:
+                        awaits.append(name)
+                given = Job(job.attachment, with_inputs(task, inputs, tuple(awaits)))
+                if awaits:
+                    self.ahead[at] = given
+                    return None
                 del self.ahead[at]
-                return self._enqueue(replace(job, work=task))
-        return []
+                return self._enqueue(given)
+        return None
 
     def announce(self, attachment: int) -> list[Action]:
         """Say once per attachment that the stage is ready: weights loaded, nothing left of an earlier attachment."""
@@ -273,16 +320,16 @@ class Actor:
         if message.awaits:
             self.ahead.append(Job(attachment, message))
             return []
-        return self._enqueue(Job(attachment, message))
+        return said_of(self._enqueue(Job(attachment, message)))
 
-    def _enqueue(self, job: Job) -> list[Action]:
+    def _enqueue(self, job: Job) -> Run | Send | None:
         """Let a task wait that has its inputs."""
         assert isinstance(job.work, RunTask), "something else than a task has inputs"
         failure = self.held[job.work.session].failure
         if failure is not None:
-            return [_failed(job.work, failure, job.attachment)]
+            return _failed(job.work, failure, job.attachment)
         self.waiting.append(job)
-        return self._next()
+        return self._begin()
 
     def _set_keys(self, message: SetStageKeys, epoch: Epoch) -> list[Action]:
         held = self.held.get(message.session)
@@ -337,14 +384,14 @@ class Actor:
             del self.held[work.session]
 
     def _next(self) -> list[Action]:
+        return said_of(self._begin())
+
+    def _begin(self) -> Run | None:
+        """Hand the next job out, if the thread has none."""
         if self.running is not None or not self.waiting:
-            return []
+            return None
         self.running = job = self._bound(self.waiting.popleft())
-        work = job.work
-        if isinstance(work, RunTask):
-            started = TaskStarted(work.session, work.stage, work.epoch, work.stage_epoch, work.index, job.applied)
-            return [Send(job.attachment, started), Run(self.offer.stage, job)]
-        return [Run(self.offer.stage, job)]
+        return Run(self.offer.stage, job)
 
     def _bound(self, job: Job) -> Job:
         """The job with the control that its chunk applies, if it begins now."""
@@ -353,7 +400,7 @@ class Actor:
             return job
         applied = bind(work.reservation, self.held[work.session].keys)
         inputs = {**work.inputs, work.reservation.artifact: applied.control}
-        return replace(job, work=replace(work, inputs=inputs), applied=applied)
+        return Job(job.attachment, with_inputs(work, inputs, work.awaits), applied)
 
     def _drop_waiting(self, session: str) -> None:
         """Drop what waits for a session, but not a release that somebody waits for."""

@@ -20,7 +20,7 @@ behind: so nothing can be said under a number that is no longer ours.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Literal, assert_never
 
@@ -53,7 +53,6 @@ from .actions import (
     AnswerProbe,
     BuildStage,
     Connect,
-    Job,
     Log,
     Ready,
     Run,
@@ -62,7 +61,7 @@ from .actions import (
     Stop,
     TakeBack,
 )
-from .actor import Actor, Order
+from .actor import Actor, Order, said_of
 from .config import WorkerConfig
 from .events import (
     Event,
@@ -70,11 +69,11 @@ from .events import (
     Malformed,
     OutboxFull,
     Received,
-    Reply,
     Reported,
     ShutdownRequested,
     Started,
     Tick,
+    failure_line,
 )
 
 HELLO_RETRY_S = 3.0
@@ -175,7 +174,7 @@ class WorkerCore:
             case Malformed():
                 return self._malformed(event)
             case Reported():
-                return self._reported(event.report)
+                return list(self.reported(event.report))
             case OutboxFull():
                 return self._lose(event.now, "the broker takes nothing")
             case Tick():
@@ -184,6 +183,32 @@ class WorkerCore:
                 return self._shut_down(event.now)
             case _:
                 assert_never(event)
+
+    def reported(self, report: Finished) -> Iterator[Action]:
+        """What `handle` gives for a report, piece by piece, and to be taken whole before the next event.
+
+        Whoever waits comes first: the stages that go on if one here awaits the result, otherwise the broker.
+        """
+        actor, job, reply = self.actors[report.stage], report.job, report.reply
+        if not isinstance(reply, TaskDone) or self._state == "stopped" or not actor.wants(job):
+            yield from self._reported(report)
+            return
+        task, followers = job.work, self._followers[report.stage]
+        assert isinstance(task, RunTask), "something else than a task has outputs"
+        own = actor.go_on(job)
+        passed = [step for name in followers if (step := self.actors[name].forward(task, reply.outputs))]
+        steps = [own, *passed] if own else passed
+        if passed:
+            yield from [step for step in steps if isinstance(step, Run)]
+        yield Send(self._attachment, reply, report.packed)
+        for step in steps:
+            yield from said_of(step)[isinstance(step, Run) :]
+        if own and not passed:
+            yield own
+        if followers:
+            actor.keep(task, reply.outputs)
+        if report.pieces:
+            self._lend(report.pieces, reply)
 
     def check(self) -> None:
         """Assert what always holds."""
@@ -362,50 +387,37 @@ class WorkerCore:
         if isinstance(message, RunTask) and message.awaits:
             for maker in self._makers[message.stage]:  # it may have been made while the task was on its way
                 if made := self.actors[maker].made(message):
-                    actions += actor.forward(message, made)
+                    actions += said_of(actor.forward(message, made))
         return [*actions, *self._drained()]
 
     def _reported(self, report: Finished) -> list[Action]:
+        """What comes of a report that is of no use to anybody, or of something else than a task that went well."""
+        if self._state == "stopped":
+            return []
         actor, reply, packed = self.actors[report.stage], report.reply, report.packed
         actions: list[Action] = []
         if isinstance(reply, StageFailed):
-            actions.append(_failure_line(report, reply))
+            actions.append(failure_line(report, reply))
             if isinstance(report.job.work, BuildStage):
                 code = 2 if reply.failure.kind == "request" else 1
                 failure = reply.failure
                 what = f"{failure.field}: {failure.message}" if failure.field else failure.message
                 return [*actions, *self._leave(code, f"{report.stage} can't be built: {what}")]
-        wanted = actor.wants(report.job)
-        if isinstance(reply, TaskDone) and not wanted:
+        if isinstance(reply, TaskDone):
             # The broker waits for the end of the task, and for nothing else of it.
             reply, packed = replace(reply, outputs={}), None
-        told = actor.finished(report.job, reply, self._attachment, packed)
-        if wanted and isinstance(reply, TaskDone) and (forwarded := self._forward(report.job, reply)):
-            # Who needs the result has it: the stages go on before the broker hears of that.
-            told = sorted([*told, *forwarded], key=lambda action: not isinstance(action, Run))
-        actions += told
-        if wanted:
-            self._lend(report.pieces, reply)
-        elif report.pieces:
+        actions += actor.finished(report.job, reply, self._attachment, packed)
+        if report.pieces:
             actions.append(TakeBack(report.pieces))
         if not any(each.settling for each in self.actors.values()):
             self._stuck_at = None
         return [*actions, *(self._drained() or self._check_ready())]
 
-    def _forward(self, job: Job, done: TaskDone) -> list[Action]:
-        """Give what a stage has made to those that are next here."""
-        task, followers = job.work, self._followers[done.stage]
-        assert isinstance(task, RunTask), "something else than a task has outputs"
-        if followers:
-            self.actors[done.stage].keep(task, done.outputs)
-        return [action for name in followers for action in self.actors[name].forward(task, done.outputs)]
-
-    def _lend(self, pieces: Sequence[SegmentUse], reply: Reply) -> None:
+    def _lend(self, pieces: Sequence[SegmentUse], done: TaskDone) -> None:
         """Note what a result stands in, and for whom."""
-        outputs = reply.outputs if isinstance(reply, TaskDone) else {}
         for_clients = {
             (tensor.place.segment, tensor.place.generation)
-            for name, artifact in outputs.items()
+            for name, artifact in done.outputs.items()
             for tensor in artifact.tensors.values()
             if name not in self._read_by_stages and isinstance(tensor.place, Shared)
         }
@@ -484,16 +496,3 @@ class WorkerCore:
 
 def _names(names: Sequence[str]) -> str:
     return ", ".join(names)
-
-
-def _failure_line(report: Finished, reply: StageFailed) -> Log:
-    fields: dict[str, object] = {
-        "stage": report.stage,
-        "phase": reply.phase,
-        "session": reply.session,
-        "index": reply.index,
-        "reason": reply.failure.message,
-    }
-    if reply.failure.kind == "request":
-        return Log("info", "request_refused", {**fields, "field": reply.failure.field})
-    return Log("error", "stage_failed", {**fields, "traceback": report.traceback})

@@ -8,7 +8,7 @@ from typing import Literal
 from reelwire import wire
 from reelwire.messages import SegmentUse, StageFailed, StageInitialized, StageReady, StageReleased, TaskDone, ToWorker
 
-from .actions import Job
+from .actions import Job, Log
 
 Reply = StageReady | StageInitialized | StageReleased | StageFailed | TaskDone
 
@@ -93,3 +93,17 @@ class ShutdownRequested:
 
 
 Event = Started | Received | Malformed | Reported | OutboxFull | Tick | ShutdownRequested
+
+
+def failure_line(report: Finished, reply: StageFailed) -> Log:
+    """What the log says of a failure."""
+    fields: dict[str, object] = {
+        "stage": report.stage,
+        "phase": reply.phase,
+        "session": reply.session,
+        "index": reply.index,
+        "reason": reply.failure.message,
+    }
+    if reply.failure.kind == "request":
+        return Log("info", "request_refused", {**fields, "field": reply.failure.field})
+    return Log("error", "stage_failed", {**fields, "traceback": report.traceback})

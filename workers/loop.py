@@ -24,7 +24,7 @@ from reelwire.wake import Wake
 from .actions import AbandonMemory, Action, AnswerProbe, Connect, Log, Ready, Run, Send, SetLimits, Stop, TakeBack
 from .config import WorkerConfig
 from .core import WorkerCore
-from .events import Event, Finished, Malformed, OutboxFull, Received, Reported, ShutdownRequested, Started, Tick
+from .events import Event, Finished, Malformed, OutboxFull, Received, ShutdownRequested, Started, Tick
 from .memory import SharedMemory
 from .outbox import Frames, Outbox, Tracker
 from .runner import StageThread, load, package_versions, threads_for
@@ -159,7 +159,7 @@ class _Loop:
 
     def _report(self) -> None:
         while not self._reports.empty():
-            for action in self._core.handle(Reported(time.monotonic(), self._reports.get_nowait())):
+            for action in self._core.reported(self._reports.get_nowait()):
                 if isinstance(action, Run):
                     self._outbox.flush()  # or the stage's thread would take the interpreter before the result has left
                 self._perform(action)
@@ -193,6 +193,8 @@ class _Loop:
 
     def _perform(self, action: Action) -> None:
         match action:
+            case Run():  # the first: a stage waits
+                self._threads[action.stage].submit(action.job)
             case Connect():
                 self._connect()
             case Send():
@@ -204,8 +206,6 @@ class _Loop:
                 self._outbox.limits = action.limits
                 for thread in self._threads.values():
                     thread.limits = action.limits
-            case Run():
-                self._threads[action.stage].submit(action.job)
             case AnswerProbe():
                 self._perform(Send(action.attachment, MemoryProbed(action.owner, self._memory.probe(action.owner))))
             case TakeBack():

@@ -167,8 +167,11 @@ class StageThread:
 
     def _do(self, job: Job) -> Finished:
         try:
-            with self._on_device():
+            if self._stream is None:
                 reply = self._perform(job)
+            else:
+                with self._on_device():
+                    reply = self._perform(job)
             packed = _packed(reply, self.limits)
         except BaseException as error:  # noqa: BLE001 - whatever a stage raises fails its session, not the worker
             trace = "".join(traceback.format_exception(error))
@@ -194,10 +197,10 @@ class StageThread:
         stage = self._stage
         assert stage is not None, "a job came before the build"
         match work:
-            case InitializeStage():
-                return self._initialize(stage, work)
             case RunTask():
                 return self._run(stage, work, job.applied)
+            case InitializeStage():
+                return self._initialize(stage, work)
             case ReleaseStage():
                 stage.release(work.session)
                 self._held.pop(work.session, None)
@@ -249,7 +252,7 @@ class StageThread:
         if self._stream is not None:
             self._stream.synchronize()
         run_s = time.perf_counter() - began
-        if set(result.outputs) != self._produces:
+        if result.outputs.keys() != self._produces:
             made = ", ".join(sorted(result.outputs)) or "nothing"
             raise ValueError(f"made {made}; the spec says {', '.join(sorted(self._produces))}")
         constant = bool(result.constant)
