@@ -86,6 +86,8 @@ class ClientCore:
         match event:
             case e.Received():
                 self._received(event)
+            case e.Submit() | e.ChangeKeys() | e.Take() | e.End() | e.Forget():
+                self._streams.asked(event)
             case e.Tick():
                 self._tick(event.now)
             case e.Connect():
@@ -109,8 +111,6 @@ class ClientCore:
                 self._withdraw(event.call)
             case e.Attach() | e.Open() | e.Ask():
                 self._call(event)
-            case e.Submit() | e.ChangeKeys() | e.Take() | e.End() | e.Forget():
-                self._streams.asked(event)
             case _:
                 assert_never(event)
         return self._desk.finish()
@@ -152,16 +152,16 @@ class ClientCore:
 
     def _received(self, event: e.Received) -> None:
         message, now = event.message, event.now
-        fits = event.attachment == self._desk.attachment or (isinstance(message, m.Rejected) and event.attachment == 0)
-        if self.phase == "greeting" and isinstance(message, m.Welcome) and event.attachment > 0:
+        ours = event.attachment == self._desk.attachment
+        if self.phase == "attached" and (ours or (event.attachment == 0 and isinstance(message, m.Rejected))):
+            self._heard = now
+            self._attached(now, message)
+        elif self.phase == "greeting" and isinstance(message, m.Welcome) and event.attachment > 0:
             self._welcome(now, event.attachment, message)
         elif self.phase == "greeting" and isinstance(message, m.Rejected):
             self._hello_rejected(message)
-        elif self.phase != "attached" or not fits:
-            self._desk.drop("another attachment")
         else:
-            self._heard = now
-            self._attached(now, message)
+            self._desk.drop("another attachment")
 
     def _welcome(self, now: float, attachment: int, welcome: m.Welcome) -> None:
         if not versions.fit(welcome.version, self._version):
@@ -222,6 +222,8 @@ class ClientCore:
 
     def _attached(self, now: float, message: m.ToClient) -> None:
         match message:
+            case m.Chunk() | m.SessionChanged() | m.ControlAccepted() | m.ControlRefused() | m.SessionEnded():
+                self._streams.said(now, message)
             case m.Heartbeat(busy_for_s=busy_for_s, grants=grants):
                 self._busy_until = now + busy_for_s if busy_for_s > 0 else 0.0
                 self._streams.granted(now, grants)
@@ -242,8 +244,6 @@ class ClientCore:
                 self._desk.done(message.request, value=message.state)
             case m.Metrics():
                 self._desk.done(message.request, value=message.values)
-            case m.SessionChanged() | m.ControlAccepted() | m.ControlRefused() | m.Chunk() | m.SessionEnded():
-                self._streams.said(now, message)
             case m.ProbeMemory(owner=owner):
                 self._desk.act(e.AnswerProbe(self._desk.attachment, owner))
             case _:

@@ -12,7 +12,7 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import assert_never
 
 from . import client_events as e
@@ -34,16 +34,32 @@ def value_of(done: e.Done) -> object:
     return done.value
 
 
-def wait(ready: threading.Condition, until: float) -> None:
-    """Block once until `ready` is notified; its lock is held.
+class Alarm:
+    """Wakes the one thread that waits for it; a condition variable takes twice as long, and its lock back first."""
 
-    Raises:
-        TimeoutError: it is `until` already, in seconds of the monotonic clock.
-    """
-    left = until - time.monotonic()
-    if left <= 0:
-        raise TimeoutError(TOO_LATE)
-    ready.wait(min(left, threading.TIMEOUT_MAX))
+    __slots__ = ("_silent",)
+
+    def __init__(self) -> None:
+        """It is silent."""
+        self._silent = threading.Lock()
+        self._silent.acquire()
+
+    def ring(self) -> None:
+        """Wake the thread, or have its next wait return at once; from any thread that holds the lock of the `Door`."""
+        if self._silent.locked():
+            with suppress(RuntimeError):  # a signal's handler came between, and has rung
+                self._silent.release()
+
+    def wait(self, until: float) -> None:
+        """Block until it rings, or it is about that time: look whether what was waited for is there.
+
+        Raises:
+            TimeoutError: it is `until` already, in seconds of the monotonic clock.
+        """
+        left = until - time.monotonic()
+        if left <= 0:
+            raise TimeoutError(TOO_LATE)
+        self._silent.acquire(timeout=min(left, threading.TIMEOUT_MAX))
 
 
 def deadline(timeout_s: float | None, field: str = "timeout") -> float:
@@ -119,7 +135,7 @@ class Door(ABC):
             self._next_call += 1
             number = self._next_call
             self._asking[number] = answered
-            self.feed(lambda now: event(now, number))
+            self._perform(self.core.handle(event(time.monotonic(), number)))
         return number
 
     def withdraw(self, call: int) -> None:
@@ -136,22 +152,20 @@ class Door(ABC):
             TimeoutError: there was no answer within `timeout_s`.
             ReelwireError: whatever the answer says.
         """
-        until = deadline(timeout_s)
+        until, alarm = deadline(timeout_s), Alarm()
         answers: list[e.Done] = []
-        with self.lock:
-            ready = threading.Condition(self.lock)
 
-            def answered(done: e.Done) -> None:
-                answers.append(done)
-                ready.notify()
+        def answered(done: e.Done) -> None:
+            answers.append(done)
+            alarm.ring()
 
-            number = self.ask(event, answered)
-            try:
-                while not answers:
-                    wait(ready, until)
-            except BaseException:
-                self.withdraw(number)
-                raise
+        number = self.ask(event, answered)
+        try:
+            while not answers:
+                alarm.wait(until)
+        except BaseException:
+            self.withdraw(number)
+            raise
         return value_of(answers[0])
 
     def take(self, session: str) -> e.Delivery | None:
@@ -159,22 +173,30 @@ class Door(ABC):
         self._check_process()
         with self.lock:
             self._delivery = None
-            self.feed(lambda now: e.Take(now, session))
+            self._perform(self.core.handle(e.Take(time.monotonic(), session)))
             return self._delivery
 
     @contextmanager
     def watching(self, session: str, changed: Callable[[], None]) -> Iterator[None]:
         """Have `changed` called whenever something of the session did, as `ask` calls its `answered`."""
-        with self.lock:
-            self._watching.setdefault(session, []).append(changed)
+        self.watch(session, changed)
         try:
             yield
         finally:
-            with self.lock:
-                watching = self._watching[session]
-                watching.remove(changed)
-                if not watching:
-                    del self._watching[session]
+            self.unwatch(session, changed)
+
+    def watch(self, session: str, changed: Callable[[], None]) -> None:
+        """Begin what `watching` does."""
+        with self.lock:
+            self._watching.setdefault(session, []).append(changed)
+
+    def unwatch(self, session: str, changed: Callable[[], None]) -> None:
+        """End it."""
+        with self.lock:
+            watching = self._watching[session]
+            watching.remove(changed)
+            if not watching:
+                del self._watching[session]
 
     # --- under the lock ------------------------------------------------------------------------------------------------
 
@@ -205,8 +227,11 @@ class Door(ABC):
             self._acted()
 
     def _changed(self, session: str) -> None:
-        watched = [self._watching.get(session, [])] if session else self._watching.values()
-        for changed in [changed for watching in watched for changed in watching]:
+        if session:
+            watched = tuple(self._watching.get(session, ()))
+        else:
+            watched = tuple(changed for watching in self._watching.values() for changed in watching)
+        for changed in watched:
             changed()
 
     def _check_process(self) -> None:

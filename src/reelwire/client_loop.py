@@ -272,6 +272,8 @@ class Link(Door):
             arrived = bool(ready)
         due = wake_at is not None and time.monotonic() >= wake_at
         received = (arrived or due) and self._receive(dealer)
+        if not (self._abandoned or self._leaving or due):  # whoever asks for either wakes this thread afterwards
+            return
         with self.lock:
             while self._abandoned:
                 self._forget(self._abandoned.popleft())
@@ -306,20 +308,22 @@ class Link(Door):
         return True
 
     def _got(self, envelope: wire.Envelope[messages.ToClient]) -> None:
-        events = [self._event(envelope.attachment, message) for message in envelope.messages]
+        """Hand in what came together, and only then wake whoever waits for it.
+
+        A thread that is woken before this one has stopped to work for a while has to wait for the interpreter, and is put
+        to sleep and woken once more. Bytes are copied out of shared memory before anybody has to wait for the lock.
+        """
+        attachment, memory = envelope.attachment, self._memory
+        read = [memory.with_bytes(one) if isinstance(one, messages.Chunk) else one for one in envelope.messages]
+        actions: list[e.Action] = []
         with self.lock:
             now = time.monotonic()
-            for event in events:
-                self._perform(self.core.handle(event(now)))
-
-    def _event(self, attachment: int, message: messages.ToClient) -> Callable[[float], e.Event]:
-        """What a message says; bytes are copied out of shared memory here, before anybody has to wait for the lock."""
-        if not isinstance(message, messages.Chunk):
-            return lambda now: e.Received(now, attachment, message)
-        chunk = self._memory.with_bytes(message)
-        if isinstance(chunk, messages.Failure):
-            return lambda now: e.Unreadable(now, attachment, message, chunk)
-        return lambda now: e.Received(now, attachment, chunk)
+            for message, had in zip(envelope.messages, read, strict=True):
+                if not isinstance(had, messages.Failure):
+                    actions += self.core.handle(e.Received(now, attachment, had))
+                elif isinstance(message, messages.Chunk):
+                    actions += self.core.handle(e.Unreadable(now, attachment, message, had))
+            self._perform(actions)
 
     def _malformed(self, reason: str, *, version: bool) -> None:
         self.feed(lambda now: e.Malformed(now, reason, version))

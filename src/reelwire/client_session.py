@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
@@ -14,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from . import client_events as e
-from .client_door import deadline, wait
+from .client_door import Alarm, deadline
 from .client_loop import Link
 from .client_request import SessionRequest
 from .client_values import control_artifact, control_of, frames_of, outputs_of
@@ -260,11 +259,13 @@ class Session(SessionShell):
             TimeoutError: none came in time.
         """
         until = deadline(timeout)
-        with self._link.lock:
-            changed = threading.Condition(self._link.lock)
-            with self._link.watching(self.id, changed.notify):
-                while (taken := self._take()) is None:
-                    wait(changed, until)
+        alarm = Alarm()
+        self._link.watch(self.id, alarm.ring)
+        try:
+            while (taken := self._take()) is None:
+                alarm.wait(until)
+        finally:
+            self._link.unwatch(self.id, alarm.ring)
         return self._chunk(taken)
 
     # --- its end -------------------------------------------------------------------------------------------------------

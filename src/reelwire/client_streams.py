@@ -106,6 +106,8 @@ class Streams:
             self._desk.drop("unknown session")
             return
         match message:
+            case m.Chunk():
+                self._chunk(now, view, message)
             case m.SessionChanged():
                 view.state, view.failure = message.state, message.failure
                 if view.ready:
@@ -118,8 +120,6 @@ class Streams:
                     self._desk.done(call, value=message.index)
             case m.ControlRefused():
                 self._control_refused(view, message)
-            case m.Chunk():
-                self._chunk(now, view, message)
             case m.SessionEnded():
                 self._ended(view, message.state, message.failure)
                 self._desk.act(e.Changed(view.id))
@@ -271,6 +271,8 @@ class Streams:
 
     def _granted(self, now: float, view: SessionView, control_limit: int) -> None:
         view.control_limit = max(view.control_limit, control_limit)
+        if not view.parked:
+            return
         if not view.takes_controls:  # no grant will come any more
             for _, call, _ in view.parked:
                 self._desk.done(call, error=view.error())

@@ -105,6 +105,9 @@ class SessionView:
         A register that offered nothing while a newer one took its place was shown by no chunk: the session waited, or
         stood still for less than a chunk. Such an event isn't timed, or a pause of the person would count.
         """
+        if not self.changes:
+            self.tap_applied = max(self.tap_applied, chunk.applied.tap_revision)
+            return ()
         applied: list[tuple[KeyState, float]] = []
         while self.changes and self.changes[0][0].revision <= chunk.applied.revision:
             applied.append(self.changes.popleft())
