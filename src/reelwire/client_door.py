@@ -212,15 +212,15 @@ class Door(ABC):
         acted = False
         for action in actions:
             match action:
-                case e.Done(call=call):
-                    self._asking.pop(call)(action)
+                case e.Send() | e.AnswerProbe() | e.Reconnect() | e.Stop():
+                    self._act(action)
+                    acted = True
                 case e.Delivery():
                     self._delivery = action
                 case e.Changed(session=session):
                     self._changed(session)
-                case e.Send() | e.AnswerProbe() | e.Reconnect() | e.Stop():
-                    self._act(action)
-                    acted = True
+                case e.Done(call=call):
+                    self._asking.pop(call)(action)
                 case _:
                     assert_never(action)
         if acted:

@@ -2,6 +2,9 @@
 
 A *call* is a question of the application that waits for one answer: its number is chosen by the shell, and each call
 ends in exactly one `Done`, unless it was withdrawn before.
+
+Nobody changes one. Those that stand between a chunk's arrival and the next control aren't frozen, because a frozen one is
+made in twice the time.
 """
 
 from __future__ import annotations
@@ -26,7 +29,7 @@ class Connect:
     now: float
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Received:
     """A message of the broker."""
 
@@ -107,7 +110,7 @@ class Open:
     pace: Pace = "asap"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Submit:
     """Call: an explicit control, answered with its index when the broker took it; without an index, at once."""
 
@@ -127,7 +130,7 @@ class ChangeKeys:
     keys: KeyState
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Take:
     """The application asks for the next chunk; it is done with the one before."""
 
@@ -196,7 +199,7 @@ Event = (
 # --- actions -----------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Send:
     """Send a message in an envelope of that attachment."""
 
@@ -217,7 +220,7 @@ class Reconnect:
     """Drop the socket and what waits to be sent, make a new one and report `Connect`."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Done:
     """The one answer to a call: a value, or the error to raise."""
 
@@ -226,7 +229,7 @@ class Done:
     error: ReelwireError | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Delivery:
     """The next chunk of a session, in answer to `Take`.
 
@@ -243,7 +246,7 @@ class Delivery:
     changes: tuple[float, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Changed:
     """Something that is waited for has changed, chunks or a state: of one session, or with an empty text of all."""
 

@@ -115,9 +115,10 @@ class Link(Door):
     def _act(self, action: e.Send | e.AnswerProbe | e.Reconnect | e.Stop) -> None:
         match action:
             case e.Send(attachment=attachment, message=message):
-                if isinstance(message, messages.Heartbeat):  # as good a moment as any, and it comes again
+                kind = type(message)
+                if kind is messages.Heartbeat:  # as good a moment as any, and it comes again
                     self._memory.sweep()
-                self._goodbye = isinstance(message, messages.Goodbye)
+                self._goodbye = kind is messages.Goodbye
                 self._put(attachment, wire.pack(message))
             case e.AnswerProbe(attachment=attachment, owner=owner):
                 self._put(attachment, wire.pack(messages.MemoryProbed(owner, self._memory.probe(owner))))

@@ -129,24 +129,32 @@ class Batch:
         nbytes: what all of them take; a few bytes less may be sent.
     """
 
-    __slots__ = ("_entries", "_frames_left", "_header_left", "_tensors", "_tensors_left", "attachment", "nbytes")
+    __slots__ = (
+        "_entries",
+        "_frames_left",
+        "_header_left",
+        "_limits",
+        "_tensors",
+        "_tensors_left",
+        "attachment",
+        "nbytes",
+    )
 
     def __init__(self, attachment: int, first: Packed, limits: Limits) -> None:
         """Begin with one message."""
         self.attachment = attachment
         self._entries: list[str | bytes] = [first.name, first.body]
         self._tensors = list(first.buffers)
-        tensors_nbytes = sum(sizes_of(first.buffers))
-        self.nbytes = HEADER_BYTES + ENTRY_BYTES + len(first.name) + len(first.body) + tensors_nbytes
-        # What all together may have is divided between the two beforehand.
-        tensors_most = min(TOGETHER_TENSOR_BYTES_MAX, limits.message_bytes_max // 2)
-        header_most = min(TOGETHER_HEADER_BYTES_MAX, limits.header_bytes_max, limits.message_bytes_max // 2)
-        self._tensors_left = tensors_most - tensors_nbytes
-        self._frames_left = limits.frames_max - 1 - len(first.buffers)
-        self._header_left = header_most + tensors_nbytes - self.nbytes if self._tensors_left >= 0 else -1
+        self._limits: Limits | None = limits  # until it is known what is left of them; most messages travel alone
+        self._header_left = self._tensors_left = self._frames_left = 0
+        self.nbytes = HEADER_BYTES + ENTRY_BYTES + len(first.name) + len(first.body)
+        if first.buffers:
+            self.nbytes += sum(sizes_of(first.buffers))
 
     def add(self, attachment: int, packed: Packed) -> bool:
         """Whether one more message travels with these; not when that would be too much of them."""
+        if self._limits is not None:
+            self._divide(self._limits)
         name, body, entries = packed.name, packed.body, self._entries
         entry_bytes = ENTRY_BYTES + len(name) + len(body)
         if entry_bytes > self._header_left or attachment != self.attachment or len(entries) >= 2 * TOGETHER_MAX:
@@ -157,6 +165,16 @@ class Batch:
         self._header_left -= entry_bytes
         self.nbytes += entry_bytes
         return True
+
+    def _divide(self, limits: Limits) -> None:
+        """Beforehand, between header and tensors: what all messages together may have, less the first of them."""
+        tensors_nbytes = sum(sizes_of(self._tensors))
+        tensors_most = min(TOGETHER_TENSOR_BYTES_MAX, limits.message_bytes_max // 2)
+        header_most = min(TOGETHER_HEADER_BYTES_MAX, limits.header_bytes_max, limits.message_bytes_max // 2)
+        self._tensors_left = tensors_most - tensors_nbytes
+        self._frames_left = limits.frames_max - 1 - len(self._tensors)
+        self._header_left = header_most + tensors_nbytes - self.nbytes if self._tensors_left >= 0 else -1
+        self._limits = None
 
     def _add_tensors(self, buffers: list[Buffer]) -> bool:
         tensors_nbytes = sum(sizes_of(buffers))
