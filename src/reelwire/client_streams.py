@@ -158,7 +158,11 @@ class Streams:
         if view.ending == "cancel":
             view.submitted.pop(chunk.index, None)
             return
-        view.unacked.append(sum(artifact.nbytes for artifact in chunk.outputs.values()))
+        nbytes = 0
+        for artifact in chunk.outputs.values():
+            for tensor in artifact.tensors.values():
+                nbytes += tensor.nbytes
+        view.unacked.append(nbytes)
         view.waiting.append(e.Delivery(chunk, now, view.submitted.pop(chunk.index, None), view.first_applied(chunk)))
         if view.ending == "drain":
             self._ack(view, view.have)

@@ -19,6 +19,8 @@ from .tensors import TensorRef
 _ARRAYS = frozenset({"poses", "intrinsics", "action"})
 """Names that the arrays of a control may have."""
 
+_UINT8 = np.dtype(np.uint8)
+
 
 def control_artifact(control: Control, spec: StreamSpec) -> Artifact:
     """A control as it travels, with canonical key names.
@@ -55,6 +57,8 @@ def control_of(artifact: Artifact) -> Control:
         raise WireError(f"the control of a chunk holds {', '.join(sorted(arrays.keys() - _ARRAYS)) or repr(keys)}")
     try:
         reset_pose, translation_norm = values.get("reset_pose", False), values.get("translation_norm")
+        if not arrays:
+            return Control(keys, None, None, None, reset_pose, translation_norm)
         return Control(keys, reset_pose=reset_pose, translation_norm=translation_norm, **arrays)
     except RequestError as error:
         raise WireError(f"the control of a chunk is none: {error}") from None
@@ -124,7 +128,7 @@ def frames_of(outputs: Mapping[str, Mapping[str, Any]], spec: StreamSpec) -> NDA
     if not isinstance(frames, np.ndarray):
         only = [value for value in values.values() if isinstance(value, np.ndarray)]
         frames = only[0] if len(only) == 1 else None
-    if frames is None or frames.dtype != np.uint8 or frames.ndim != 4 or frames.shape[3] != 3:
+    if frames is None or frames.dtype != _UINT8 or frames.ndim != 4 or frames.shape[3] != 3:
         arrays = {name: value for name, value in values.items() if isinstance(value, np.ndarray)}
         have = ", ".join(f"{name} {array.dtype}{list(array.shape)}" for name, array in arrays.items()) or "no tensor"
         raise WireError(f"a chunk of {spec.name!r} holds {have} instead of frames as uint8[frames, height, width, 3]")
