@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 import pytest
@@ -22,6 +22,7 @@ from reelwire.messages import (
     WorkerHello,
 )
 from reelwire.workers.actions import Action, Run, Send
+from reelwire.workers.actor import with_inputs
 from reelwire.workers.events import OutboxFull
 
 
@@ -97,6 +98,28 @@ def test_the_stages_go_on_before_the_broker_is_told(worker: Any, toy: Any) -> No
     actions = drawn(worker)
     assert [type(action) for action in actions] == [Run, Run, Send, Send, Send]
     assert {action.stage for action in actions if isinstance(action, Run)} == {"draw", "show"}
+
+
+def test_a_stages_own_next_task_goes_before_the_one_that_is_given_its_result(worker: Any, toy: Any) -> None:
+    """Both begin, and the stage that is awake already is not kept waiting."""
+    worker.hear(toy.task(0))
+    worker.hear(toy.task(1))
+    worker.hear(ahead(toy, 0))
+    assert [action.stage for action in drawn(worker) if isinstance(action, Run)] == ["draw", "show"]
+
+
+def test_a_task_has_begun_before_the_broker_is_told_so(worker: Any, toy: Any) -> None:
+    """The stage's thread has its job first, also when the task is one that has just come."""
+    assert [type(action) for action in worker.hear(toy.task(0))] == [Run, Send]
+
+
+def test_a_task_with_other_inputs_is_the_same_in_all_else(toy: Any) -> None:
+    """No field is forgotten, whatever it holds."""
+    plain = toy.task(3)
+    marked = RunTask(**{field.name: object() for field in fields(RunTask)})  # type: ignore[arg-type]
+    inputs = {"picture": picture(3)}
+    for task in (plain, marked):
+        assert with_inputs(task, inputs, ("control",)) == replace(task, inputs=inputs, awaits=("control",))
 
 
 def test_a_result_that_nobody_awaits_leaves_before_anything_else(worker: Any, toy: Any) -> None:
