@@ -132,21 +132,13 @@ class Actor:
 
     def arrive(self, session: str, now: float) -> None:
         """Note that what the oldest task of a session awaited is made."""
-        left = self.ahead[session] - 1
-        if left:
-            self.ahead[session] = left
-        else:
-            del self.ahead[session]
+        _count_down(self.ahead, session)
         self.awaiting -= 1
         self._add(session, now)
 
     def strike(self, session: str) -> None:
         """Note that the oldest task of a session is over."""
-        left = self.tasks[session] - 1
-        if left:
-            self.tasks[session] = left
-        else:
-            del self.tasks[session]
+        _count_down(self.tasks, session)
         self.outstanding -= 1
 
     def _add(self, session: str, now: float) -> None:
@@ -200,3 +192,12 @@ class Actor:
         )
         self.waiting.check(self.tenants)
         assert not (self.waiting and self.has_room), f"{self.offer.stage}: room, and nobody is sent"
+
+
+def _count_down(counts: dict[str, int], session: str) -> None:
+    """One less for a session; none is no entry."""
+    left = counts[session] - 1
+    if left:
+        counts[session] = left
+    else:
+        del counts[session]
