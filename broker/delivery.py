@@ -146,15 +146,10 @@ class Delivering(Steering):
             self.flow.stages[self._steered].is_stale = True
 
     def _announce(self) -> None:
-        """Tell the client its state, how far controls may go, and why it ends, when that changes.
-
-        While a key is down, what is granted is used up at once: whoever waits for it nevertheless hears of it with a
-        heartbeat.
-        """
+        """Tell the client its state, how far controls may go, and why it ends, when that changes."""
         state, limit, failure = told = self._told
         if self.state in STEERED:
-            if not self.controls.holds:
-                limit = self.control_limit
+            limit = self.control_limit
             if limit == told[1] and self.state == state:
                 return
         elif self.state in ENDED:

@@ -2,8 +2,9 @@
 
 Jobs are run one at a time in order of receipt, over all sessions. A task that awaits what another stage here makes stands
 apart until it is given that, and is taken for received then; if that never comes, it stands there until its session is
-released. Every task that is taken gets exactly one answer, TaskDone or StageFailed, unless its session is released, replaced
-by a newer epoch or lost with the attachment first: then it is dropped. A reserved control is bound when its task is handed to the stage's thread, from the newest keys that
+released. Every task that is taken gets exactly one answer, TaskDone or StageFailed, unless its session is released,
+replaced by a newer epoch or lost with the attachment first: then it is dropped. A reserved control is bound when its task
+is handed to the stage's thread, from the newest keys that
 have come for the session in its epoch (rule 15); what comes later is for the chunks after it. The states of a
 session here::
 
