@@ -59,7 +59,11 @@ class Delivering(Steering):
     @property
     def control_limit(self) -> int:
         """How far explicit controls may go; it never goes back."""
-        told, most = self._told[1], self.flow.next_commit + AHEAD_MAX + 1
+        return self._limit_at(self.flow.next_commit)
+
+    def _limit_at(self, next_commit: int) -> int:
+        """How far they may go when so many chunks are committed, and nothing else is different."""
+        told, most = self._told[1], next_commit + AHEAD_MAX + 1
         if told >= most or self.state not in STEERED:
             return told
         return max(told, min(most, self.flow.control_limit))
@@ -69,7 +73,10 @@ class Delivering(Steering):
         """Go on to the end when no chunk is left to be made, or to be taken."""
 
     def _commit(self) -> None:
-        """Send what is complete, in order, as far as the client's credit goes; what it doesn't take stays on its edge."""
+        """Send what is complete, in order, as far as the client's credit goes; what it doesn't take stays on its edge.
+
+        Each chunk says how far controls may go once it is committed, so that `_announce` has nothing to say of that.
+        """
         flow, now = self.flow, self.desk.now
         while (outputs := flow.complete()) is not None:
             index = flow.next_commit
@@ -78,8 +85,8 @@ class Delivering(Steering):
                 return
             snapshot, facts = self.controls.given[index], self._facts.get(index, {})
             assert snapshot.applied is not None, "a chunk was made of a control that nobody knows"
-            timing = self.timing.of_chunk(index, now)
-            chunk = Chunk(self.id, index, outputs, snapshot.applied, facts, timing, index == self.chunks - 1)
+            timing, limit = self.timing.of_chunk(index, now), self._limit_at(index + 1)
+            chunk = Chunk(self.id, index, outputs, snapshot.applied, facts, timing, index == self.chunks - 1, limit)
             owner = self.owner
             if owner is not None:
                 packed, reason = fitted(chunk, owner.limits, outputs.values())
@@ -88,6 +95,9 @@ class Delivering(Steering):
                     self.desk.unfit[self.id] = Failure("request", text, index=index, field="frame_bytes_max")
                     return
                 self.desk.send(owner, chunk, packed)
+                state, told, failure = self._told
+                if limit != told:
+                    self._told = (state, limit, failure)
             flow.commit()
             self.controls.committed(index)
             self._facts.pop(index, None)
@@ -146,10 +156,10 @@ class Delivering(Steering):
             self.flow.stages[self._steered].is_stale = True
 
     def _announce(self) -> None:
-        """Tell the client its state, how far controls may go, and why it ends, when that changes."""
+        """Tell the client its state, how far controls may go, and why it ends, when that changes and no chunk says so."""
         state, limit, failure = told = self._told
         if self.state in STEERED:
-            limit = self.control_limit
+            limit = self._limit_at(self.flow.next_commit)
             if limit == told[1] and self.state == state:
                 return
         elif self.state in ENDED:

@@ -167,6 +167,8 @@ class Streams:
         if view.ending == "drain":
             self._ack(view, view.have)
         self._desk.act(e.Changed(view.id))
+        if chunk.control_limit > view.control_limit:
+            self._granted(now, view, chunk.control_limit)
 
     def _ended(self, view: SessionView, state: str, failure: Failure | None) -> None:
         view.ended, view.state, view.failure = True, state, failure

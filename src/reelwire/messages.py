@@ -231,6 +231,8 @@ class SessionRefused:
 class SessionChanged:
     """The session's state, and how far explicit controls may go: those below `control_limit` will be accepted.
 
+    The limit never goes back; where it grew by a commit, the `Chunk` has said so.
+
     `failure`: why it will have ended, as soon as that is known; what was made before is still delivered.
     """
 
@@ -265,7 +267,11 @@ class ControlRefused:
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """A committed chunk: all outputs of one index."""
+    """A committed chunk: all outputs of one index.
+
+    `control_limit`: explicit controls below it will be accepted now that the chunk is committed; it never goes back. It is
+    said here because most grants grow by a commit; `SessionChanged` tells those that grow by anything else.
+    """
 
     session: str
     index: int
@@ -274,6 +280,7 @@ class Chunk:
     facts: Mapping[str, Plain]
     timing: ChunkTiming
     is_last: bool
+    control_limit: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ from reelwire.broker.actions import Forget, Log, Send, Stop
 from reelwire.broker.config import BrokerConfig
 from reelwire.broker.core import BrokerCore
 from reelwire.broker.events import ShutdownRequested, TurnEnded
+from reelwire.broker.steering import STEERED
 from reelwire.controls import Keys
 from reelwire.spec import check_registrable
 
@@ -33,6 +34,7 @@ class Rig:
         self.forgotten: list[bytes] = []
         self.stopped = False
         self.sent: list[tuple[float, Any]] = []
+        self.granted: dict[str, int] = {}
         self.memory = Memories()
         self._entropy = 0
         self.only_takes: Callable[[Any], bool] = lambda _event: False
@@ -81,6 +83,7 @@ class Rig:
             match action:
                 case Send():
                     self.sent.append((self.now, action.message))
+                    self.note_grant(action.message)
                     if action.route in self.peers:
                         self.peers[action.route].hear(action.attachment, action.message)
                 case Log():
@@ -90,6 +93,7 @@ class Rig:
                 case Stop():
                     self.stopped = True
         self.core.check()
+        self.check_grants()
         if not self._busy:
             self._busy = True
             try:
@@ -97,6 +101,18 @@ class Rig:
                     self._later.popleft()()
             finally:
                 self._busy = False
+
+    def note_grant(self, message: Any) -> None:
+        """How far controls may go, by whichever message that is told, never goes back."""
+        if isinstance(message, m.SessionChanged | m.Chunk):
+            assert message.control_limit >= self.granted.get(message.session, 0), "a grant went back"
+            self.granted[message.session] = message.control_limit
+
+    def check_grants(self) -> None:
+        """A client that is there was told how far the controls of its sessions may go, once everything is settled."""
+        for name, session in self.core.sessions.items():
+            if session.state in STEERED and session.owner is not None and not session.owner.mute:
+                assert self.granted[name] == session.control_limit, "another grant than the client was told"
 
     def turn(self, *, drained: bool = True) -> None:
         """Everything that was sent was read."""

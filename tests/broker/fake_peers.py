@@ -160,8 +160,9 @@ class Client(Peer):
 
     def state(self, session: str) -> tuple[str, int]:
         """State and grant that it was told last."""
-        said = [x for x in self.heard(m.SessionChanged) if x.session == session]
-        return (said[-1].state, said[-1].control_limit) if said else ("opening", 0)
+        said = [x for x in self.inbox if isinstance(x, m.SessionChanged | m.Chunk) and x.session == session]
+        states = [x.state for x in said if isinstance(x, m.SessionChanged)]
+        return (states[-1], said[-1].control_limit) if states else ("opening", 0)
 
 
 class Worker(Peer):

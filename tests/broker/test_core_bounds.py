@@ -109,7 +109,7 @@ def test_the_cost_of_an_event_does_not_grow_with_the_number_of_sessions(kit: Any
 
     def costs(sessions: int) -> list[int]:
         rig = kit.Rig()
-        rig.core.check = lambda: None
+        rig.core.check = rig.check_grants = lambda: None
         worker = rig.worker(slots=10_000, bytes_max=10**9)
         client = rig.client()
         names = [client.open(str(number), 50) for number in range(sessions)]

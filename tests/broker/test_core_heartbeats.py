@@ -1,4 +1,7 @@
-"""Grants and acknowledgements are absolute, and heartbeats repeat them: losing or repeating one does no harm."""
+"""Grants and acknowledgements are absolute, and heartbeats repeat them: losing or repeating one does no harm.
+
+Whether the client was told each grant, and none that goes back, the rig looks at after every event.
+"""
 
 from __future__ import annotations
 
@@ -139,3 +142,55 @@ def test_streaming_11_a_grant_is_told_when_it_changes_also_while_a_key_is_down(r
     assert limits == sorted(set(limits))
     rig.advance(1.0)
     assert client.last(m.Heartbeat).grants == (m.ControlGrant(session, limits[-1]),)
+
+
+def test_streaming_11_a_chunk_carries_the_grant_that_its_commit_makes(rig: Any) -> None:
+    """Nothing else is said of it: one message a chunk, whether keys are held or controls come by index."""
+    worker, client, session = rig.start(chunks=9, controls=2)
+    worker.make("encode", "encode", "denoise")
+    before = len(client.heard(m.SessionChanged))
+    worker.make("decode")
+    rig.turn()
+    assert client.last(m.Chunk).control_limit == 3 == rig.core.sessions[session].control_limit
+    assert len(client.heard(m.SessionChanged)) == before
+    assert isinstance(client.submit(session, 2), m.ControlAccepted)
+
+
+def test_streaming_11_a_grant_that_grows_without_a_commit_is_told_by_itself(kit: Any) -> None:
+    """Room on the control's edge comes when a chunk begins, and no chunk is committed by that."""
+    rig = kit.Rig()
+    spec = kit.world(capacities={"control": 1})
+    worker, client, session = rig.start(chunks=9, spec=spec)
+    assert client.state(session) == ("ready", 1)
+    client.submit(session, 0)
+    worker.make("encode")
+    assert client.chunks(session) == []
+    told = client.last(m.SessionChanged)
+    assert (told.state, told.control_limit) == ("running", 2)
+    assert isinstance(client.submit(session, 1), m.ControlAccepted)
+    worker.make("encode", "denoise")  # denoise(1) begins, and makes room for the control that chunk 0 doesn't allow yet
+    assert client.state(session) == ("running", 2)
+    worker.make("decode")
+    assert client.last(m.Chunk).control_limit == 3
+    assert client.last(m.SessionChanged) == told
+
+
+def test_streaming_11_a_chunk_of_a_session_that_ends_repeats_the_last_grant(rig: Any) -> None:
+    """No control is taken any more, and the grant doesn't go back."""
+    worker, client, session = rig.start(chunks=9, controls=2)
+    client.end(session, "drain")
+    worker.make("encode", "encode", "denoise", "denoise", "decode", "decode")
+    assert [chunk.control_limit for chunk in client.chunks(session)] == [2, 2]
+
+
+def test_streaming_11_a_chunk_that_fits_no_message_grants_nothing(kit: Any) -> None:
+    """It isn't sent and not committed, and so what was granted before stands."""
+    rig = kit.Rig()
+    worker, client = rig.worker(), rig.client(limits={"frame_bytes_max": 1000})
+    session = client.open(chunks=9)
+    client.submit(session, 0)
+    worker.make("encode", "denoise")
+    worker.finish("decode", outputs={"frames": m.Artifact({}, {"frames": kit.image(1001)})})
+    assert client.chunks(session) == []
+    assert {grant.control_limit for grant in client.heard(m.SessionChanged)} == {0, 2}
+    assert client.ended(session).failure.field == "frame_bytes_max"

@@ -99,11 +99,12 @@ class Rig:
         tap: int = 0,
         chunks: int = 5,
         nbytes: int = 0,
+        limit: int = 0,
     ) -> None:
-        """A chunk of so many bytes arrives; `tap` is the newest one-shot that was consumed by then."""
+        """A chunk of so many bytes and with such a grant arrives; `tap` is the newest one-shot that was consumed by then."""
         applied = m.Applied(source, CONTROL, revision, tap)
         outputs = {"frames": Artifact({}, {"frames": tensors.from_array(np.zeros(nbytes, np.uint8))})}
-        self.hear(m.Chunk("s", index, outputs, applied, {}, TIMING, index == chunks - 1))
+        self.hear(m.Chunk("s", index, outputs, applied, {}, TIMING, index == chunks - 1, limit))
 
     def take(self) -> int | None:
         """The application asks for the next chunk; its index."""

@@ -42,16 +42,16 @@ STEP_S, DELAY_MAX_S = 0.05, 0.4
 class Pipe:
     """One direction of one connection: messages in order, each as its bytes."""
 
-    def __init__(self, direction: wire.Direction[Any], loses: Callable[[Any], bool]) -> None:
-        self.direction, self.loses = direction, loses
+    def __init__(self, direction: wire.Direction[Any], arrives: Callable[[Any], Any]) -> None:
+        self.direction, self.arrives = direction, arrives
         self.frames: deque[tuple[float, list[bytes]]] = deque()
         self.cut = False
 
     def put(self, now: float, attachment: int, message: Any) -> None:
         """Send."""
-        if self.cut or self.loses(message):
-            return
-        self.frames.append((now, [bytes(frame) for frame in wire.encode(message, attachment)]))
+        arriving = None if self.cut else self.arrives(message)
+        if arriving is not None:
+            self.frames.append((now, [bytes(frame) for frame in wire.encode(arriving, attachment)]))
 
     def take(self) -> tuple[int, Any, int]:
         """Receive the oldest: attachment, message, bytes."""
@@ -232,11 +232,11 @@ class Film:
 
 
 class World:
-    """Broker, worker, applications, a schedule, and what the wire loses."""
+    """Broker, worker, applications, a schedule, and what arrives of a message; None: it is lost."""
 
-    def __init__(self, seed: int, loses: Callable[[Any], bool] = lambda _message: False, **config: Any) -> None:
+    def __init__(self, seed: int, arrives: Callable[[Any], Any] = lambda message: message, **config: Any) -> None:
         self.rng = random.Random(seed)
-        self.loses = loses
+        self.arrives = arrives
         self.now = 1000.0
         self.broker = BrokerCore(BrokerConfig(**config), VERSION)
         self.up: dict[bytes, Pipe] = {}
@@ -249,7 +249,7 @@ class World:
 
     def open_route(self, route: bytes, direction: wire.Direction[Any]) -> None:
         """A connection begins."""
-        self.up[route], self.down[route] = Pipe(wire.TO_BROKER, self.loses), Pipe(direction, self.loses)
+        self.up[route], self.down[route] = Pipe(wire.TO_BROKER, self.arrives), Pipe(direction, self.arrives)
 
     def close_route(self, route: bytes) -> None:
         """A connection is gone."""

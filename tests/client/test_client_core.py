@@ -338,10 +338,41 @@ def test_streaming_15_a_control_waits_for_its_grant(attached: Rig) -> None:
     assert [control.index for control in attached.said(m.SubmitControl)] == [0, 1, 2, 3]
 
 
+def test_streaming_15_a_control_that_waits_leaves_with_the_chunk_that_grants_it(attached: Rig) -> None:
+    """Behind the chunk itself, in the same pass; what is beyond the grant goes on waiting."""
+    view = attached.open(limit=2)
+    for index in range(4):
+        attached.call(e.Submit, "s", index, CONTROL)
+    attached.chunk(0, limit=3)
+    assert [delivery.chunk.index for delivery in view.waiting] == [0]
+    assert [control.index for control in attached.said(m.SubmitControl)] == [0, 1, 2]
+    assert view.submitted.keys() == {1, 2}
+    attached.chunk(1)
+    assert view.control_limit == 3
+    attached.chunk(2, limit=4)
+    assert [control.index for control in attached.said(m.SubmitControl)] == [0, 1, 2, 3]
+
+
+def test_streaming_15_a_chunk_grants_nothing_that_was_given_up(attached: Rig) -> None:
+    """Of a session that the application has ended nothing waits, whatever a chunk that crossed that grants."""
+    view = attached.open(limit=1)
+    parked = attached.call(e.Submit, "s", 1, CONTROL)
+    attached.call(e.End, "s", "drain")
+    attached.error(parked, SessionClosed)
+    attached.chunk(0, limit=3)
+    attached.call(e.End, "s", "cancel")
+    attached.chunk(1, limit=4)
+    attached.error(attached.call(e.Submit, "s", 1, CONTROL), SessionClosed)
+    assert attached.said(m.SubmitControl) == []
+    assert view.have == 2
+
+
 def test_streaming_11_a_grant_never_goes_back(attached: Rig) -> None:
-    """Grants are absolute: an older, smaller one changes nothing."""
+    """Grants are absolute: an older, smaller one changes nothing, also where a chunk has it that comes again."""
     attached.open(limit=4)
     attached.hear(m.SessionChanged("s", "running", 2))
+    attached.chunk(0, limit=3)
+    attached.chunk(0, limit=3)
     attached.call(e.Submit, "s", 3, CONTROL)
     assert [control.index for control in attached.said(m.SubmitControl)] == [3]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -78,11 +79,15 @@ def test_streaming_11_lost_credit_and_lost_grants_only_cost_time(seed: int) -> N
     """Every acknowledgement and most news of grants are lost: heartbeats repeat them, and the session completes."""
     rng = random.Random(seed)
 
-    def loses(message: Any) -> bool:
-        is_grant = isinstance(message, m.SessionChanged) and message.state == "running"
-        return isinstance(message, m.Ack) or (is_grant and rng.random() < 0.8)
+    def arrives(message: Any) -> Any:
+        is_news = isinstance(message, m.Chunk) or (isinstance(message, m.SessionChanged) and message.state == "running")
+        if isinstance(message, m.Ack):
+            return None
+        if not is_news or rng.random() >= 0.8:
+            return message
+        return replace(message, control_limit=0) if isinstance(message, m.Chunk) else None
 
-    world = World(seed, loses)
+    world = World(seed, arrives)
     film = Film(world.add(), "k", 9)
     finish(world, film)
     assert film.view is not None

@@ -252,15 +252,12 @@ class World:
             case m.SessionRefused():
                 self.refused.append(message.failure.kind)
             case m.SessionChanged():
-                film = self.living[message.session]
-                while not film.by_keys and film.submitted < message.control_limit:
-                    control = m.Artifact({"keys": []})
-                    self.tell(self.attachment, m.SubmitControl(message.session, film.submitted, control))
-                    film.submitted += 1
+                self.submit(message.session, message.control_limit)
             case m.Chunk():
                 film = self.living[message.session]
                 assert message.index == film.seen + len(film.unread), "a chunk out of order"
                 film.unread.append(message)
+                self.submit(message.session, message.control_limit)
             case m.SessionEnded():
                 film = self.living[message.session]
                 assert not film.state, "ended twice"
@@ -272,6 +269,13 @@ class World:
                 self.tell(self.attachment, m.MemoryProbed(message.owner, probe))
             case _:
                 pass
+
+    def submit(self, session: str, limit: int) -> None:
+        """The client gives each control that it may, unless it holds keys."""
+        film = self.living[session]
+        while not film.by_keys and film.submitted < limit:
+            self.tell(self.attachment, m.SubmitControl(session, film.submitted, m.Artifact({"keys": []})))
+            film.submitted += 1
 
     def take_chunk(self, session: str) -> None:
         """The application reads a chunk, and then says so."""
