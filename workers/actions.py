@@ -46,7 +46,7 @@ class Connect:
 
 @dataclass(frozen=True, slots=True)
 class Send:
-    """Send a message to the broker. `packed`: it as it is sent, where a stage's thread has made that already."""
+    """Send a message to the broker. `packed`: it as it is sent, where that was made already."""
 
     attachment: int
     message: WorkerMessage

@@ -21,7 +21,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from reelwire import wire
 from reelwire.binding import bind
 from reelwire.controls import KeyState, merged
 from reelwire.messages import (
@@ -166,12 +165,12 @@ class Actor:
         held = self.held.get(work.session)
         return held is not None and held.epoch == _epoch(work) and held.state in ("initializing", "live")
 
-    def finished(self, job: Job, reply: Reply, attachment: int, packed: wire.Packed | None = None) -> list[Action]:
+    def finished(self, job: Job, reply: Reply, attachment: int) -> list[Action]:
         """The stage's thread has done `job`: tell the broker if it still wants to know, and go on."""
         assert self.running is job, "a thread reported a job that it wasn't given"
         answered = job.attachment > 0 and not self._orphaned
         self.running, self._orphaned = None, False
-        actions: list[Action] = [Send(attachment, reply, packed)] if answered else []
+        actions: list[Action] = [Send(attachment, reply)] if answered else []
         match job.work:
             case BuildStage():
                 assert isinstance(reply, StageReady), "a worker ends when a build fails"

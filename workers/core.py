@@ -195,20 +195,23 @@ class WorkerCore:
             return
         task, followers = job.work, self._followers[report.stage]
         assert isinstance(task, RunTask), "something else than a task has outputs"
-        own = actor.go_on(job)
         passed = [step for name in followers if (step := self.actors[name].forward(task, reply.outputs))]
-        steps = [own, *passed] if own else passed
-        if passed:
-            yield from [step for step in steps if isinstance(step, Run)]
-        yield Send(self._attachment, reply, report.packed)
-        for step in steps:
+        yield from [step for step in passed if isinstance(step, Run)]
+        packed = None if report.pack is None else report.pack()
+        own = None
+        if isinstance(packed, StageFailed):
+            yield from self._reported(replace(report, reply=packed))
+        else:
+            own = actor.go_on(job)
+            yield Send(self._attachment, reply, packed)
+            if followers:
+                actor.keep(task, reply.outputs)
+            if report.pieces:
+                self._lend(report.pieces, reply)
+        for step in [own, *passed] if own else passed:
             yield from said_of(step)[isinstance(step, Run) :]
-        if own and not passed:
+        if own:  # its thread is the one that has reported, and waits for nothing
             yield own
-        if followers:
-            actor.keep(task, reply.outputs)
-        if report.pieces:
-            self._lend(report.pieces, reply)
 
     def check(self) -> None:
         """Assert what always holds."""
@@ -246,9 +249,8 @@ class WorkerCore:
             return self._rejected(message, now)
         if self._state != "attached" or attachment != self._attachment:
             self.counters["foreign_attachment"] += 1
-            return [
-                Log("debug", "message_dropped", {"reason": "foreign_attachment", "message": type(message).__name__})
-            ]
+            dropped = {"reason": "foreign_attachment", "message": type(message).__name__}
+            return [Log("debug", "message_dropped", dropped)]
         self._silent_at = max(self._silent_at, now + self._missed * self._heartbeat_s)
         match message:
             case Heartbeat():
@@ -394,7 +396,7 @@ class WorkerCore:
         """What comes of a report that is of no use to anybody, or of something else than a task that went well."""
         if self._state == "stopped":
             return []
-        actor, reply, packed = self.actors[report.stage], report.reply, report.packed
+        actor, reply = self.actors[report.stage], report.reply
         actions: list[Action] = []
         if isinstance(reply, StageFailed):
             actions.append(failure_line(report, reply))
@@ -405,8 +407,8 @@ class WorkerCore:
                 return [*actions, *self._leave(code, f"{report.stage} can't be built: {what}")]
         if isinstance(reply, TaskDone):
             # The broker waits for the end of the task, and for nothing else of it.
-            reply, packed = replace(reply, outputs={}), None
-        actions += actor.finished(report.job, reply, self._attachment, packed)
+            reply = replace(reply, outputs={}, facts={})
+        actions += actor.finished(report.job, reply, self._attachment)
         if report.pieces:
             actions.append(TakeBack(report.pieces))
         if not any(each.settling for each in self.actors.values()):
@@ -456,10 +458,8 @@ class WorkerCore:
         reason = f"what was lent of the shared memory didn't come back {within}"
         if any(self._lent.values()):
             return self._leave(1, reason)
-        return [
-            Log("warning", "clients_hold_memory", {"pieces": len(self._lent), "reason": reason}),
-            *self._leave(0, reason),
-        ]
+        kept = Log("warning", "clients_hold_memory", {"pieces": len(self._lent), "reason": reason})
+        return [kept, *self._leave(0, reason)]
 
     # --- the end -----------------------------------------------------------------------------------------------------
 
@@ -471,10 +471,8 @@ class WorkerCore:
         if self._state != "attached":
             return self._leave(0, "stopped as asked for")
         self._drain_until = now + self.config.drain_s
-        return self._drained() or [
-            Send(self._attachment, Draining()),
-            Log("info", "draining", {"limit_s": self.config.drain_s}),
-        ]
+        draining = Log("info", "draining", {"limit_s": self.config.drain_s})
+        return self._drained() or [Send(self._attachment, Draining()), draining]
 
     def _drained(self) -> list[Action]:
         """Leave, if that was asked for, nobody lives here any more, and nobody reads what was made here."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -23,7 +24,7 @@ class Finished:
         reply: the outcome, as the broker is told.
         traceback: where the stage raised; for the log only.
         pieces: the shared memory in which the outcome's tensors stand.
-        packed: the reply as it is sent; of a failure it is made only when that is told.
+        pack: makes the reply as it is sent, or says why the stage has failed instead; None: nothing is known of either.
     """
 
     stage: str
@@ -31,7 +32,7 @@ class Finished:
     reply: Reply
     traceback: str = ""
     pieces: tuple[SegmentUse, ...] = ()
-    packed: wire.Packed | None = None
+    pack: Callable[[], wire.Packed | StageFailed] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,13 @@
-"""The one thread that holds the worker's socket and its clock. It decides nothing."""
+"""The worker's I/O: a socket, and one thread that waits for it and keeps the clock. It decides nothing.
+
+A ZeroMQ socket may be used by several threads when a lock lies between them, so core, outbox and socket are used under one
+lock here. A stage's thread that has a result tells the core and sends itself, which spares the result the way through
+another thread; whatever else it has to say, and whatever comes while there is something to read, is left to the loop.
+
+The loop blocks on descriptors alone, because to poll a socket is to use it. The socket's own becomes readable only when
+something has changed since the last use, of whatever sort, so whoever used it looks in the end whether there is something
+left to do (`_left`), still under the lock: the loop doesn't wait then, and others wake it.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +27,7 @@ import zmq
 import reelwire
 from reelwire import wire
 from reelwire.errors import ConfigError, VersionMismatch, WireError
-from reelwire.messages import Goodbye, Heartbeat, MemoryProbed, WorkerMessage
+from reelwire.messages import Goodbye, Heartbeat, MemoryProbed, TaskDone, WorkerMessage
 from reelwire.wake import Wake
 
 from .actions import AbandonMemory, Action, AnswerProbe, Connect, Log, Ready, Run, Send, SetLimits, Stop, TakeBack
@@ -37,6 +46,7 @@ SWITCH_S = 0.0005
 """How long a stage may keep the interpreter from the loop, whatever it computes in Python, and the loop from a stage."""
 SEND_QUEUE_MESSAGES_MAX = 64
 """Messages that the socket itself keeps; what doesn't fit waits in our own outbox."""
+_IN, _OUT = int(zmq.POLLIN), int(zmq.POLLOUT)
 
 
 def run(config: WorkerConfig, on_ready: Callable[[str], None]) -> int:
@@ -84,12 +94,14 @@ class _Loop:
         self._on_ready = on_ready
         self._log = structlog.get_logger().bind(worker=config.name)
         self._core = WorkerCore(config, pipeline.spec, reelwire.__version__, package_versions(), memory.offer)
+        self._lock = threading.Lock()
         self._reports: queue.SimpleQueue[Finished] = queue.SimpleQueue()
+        self._broken: BaseException | None = None  # what a stage's thread ran into while it had the lock
         self._context = zmq.Context()
         self._socket: zmq.Socket[bytes] | None = None
         self._poller = zmq.Poller()
         self._poller.register(self.wake.fileno(), zmq.POLLIN)
-        self._polled = 0  # what is waited for at the socket
+        self._descriptor = -1  # the socket's
         self._outbox = Outbox(self._try_send)
         self._linger_ms = 0
         self._exit_code: int | None = None
@@ -104,23 +116,16 @@ class _Loop:
             self._log.warning("no_shared_memory", reason=self._memory.problem)
         if self._memory.reaped:
             self._log.info("shared_memory_reaped", owners=", ".join(self._memory.reaped))
-        self._handle(Started(time.monotonic()))
-        self._outbox.flush()
+        with self._lock:
+            self._handle(Started(time.monotonic()))
+            self._outbox.flush()
         wire.prepare(wire.TO_WORKER, WorkerMessage)  # while the hello travels, and no chunk waits
         while self._exit_code is None:
-            self._outbox.flush()
             woken, readable = self._wait()
-            if self._outbox.nbytes > self._config.outbox_bytes_max:
-                self._handle(OutboxFull(time.monotonic()))
-            if woken:
-                for _ in range(self.wake.clear()):
-                    self._handle(ShutdownRequested(time.monotonic()))
-            drained = self._receive() if readable else True
-            if woken:  # after the keys that are there have been read: a chunk that begins now takes the newest
-                self._report()
-            self._outbox.flush()  # somebody waits for a result; the clock can wait for this
-            self._handle(Tick(time.monotonic(), drained))
-        self._outbox.flush()
+            with self._lock:
+                self._turn(woken=woken, readable=readable)
+        with self._lock:
+            self._outbox.flush()
         return self._exit_code
 
     def close(self) -> list[str]:
@@ -136,33 +141,68 @@ class _Loop:
         return hung
 
     def _post(self, report: Finished) -> None:
-        self._reports.put(report)
+        """Take a report, on its stage's thread."""
+        with self._lock:
+            if self._can_pass_on(report):
+                try:
+                    self._pass_on(report)
+                    if self._exit_code is None and not self._left() and not self._is_full():
+                        return
+                except BaseException as error:  # noqa: BLE001  raised again by the loop
+                    self._broken = error
+            else:
+                self._reports.put(report)
         self.wake.set()
 
+    def _can_pass_on(self, report: Finished) -> bool:
+        """Whether a report needs nothing of the loop: all that comes of a result are messages and jobs.
+
+        Keys that are there are read first: a chunk that begins now takes the newest.
+        """
+        if not isinstance(report.reply, TaskDone) or self._socket is None:
+            return False
+        if self._exit_code is not None or self._broken is not None:  # the loop may be closing the socket
+            return False
+        return self._reports.empty() and not self._left() & _IN
+
+    def _pass_on(self, report: Finished) -> None:
+        for action in self._core.reported(report):
+            self._perform(action)
+        self._outbox.flush()
+
     def _wait(self) -> tuple[bool, bool]:
-        """Sleep until there is something to do: whether a thread or a signal wants it, and whether the broker says something."""
-        socket = self._socket
-        polled = zmq.POLLIN | zmq.POLLOUT if self._outbox.blocked else zmq.POLLIN
-        if socket is not None and polled != self._polled:
-            self._poller.register(socket, polled)
-            self._polled = polled
-        wake_at = self._core.wake_at
+        """Sleep until there is something to do: whether a thread or a signal wants it, and whether there may be something to read."""
+        with self._lock:
+            self._outbox.flush()
+            left, wake_at = self._left(), self._core.wake_at
         # Up to the next millisecond: rounded down, it would spin until the deadline.
         timeout_ms = None if wake_at is None else int(max(0.0, wake_at - time.monotonic()) * 1000) + 1
-        woken = readable = False
-        for ready, events in self._poller.poll(timeout_ms):
-            if ready is socket:
-                readable = bool(events & zmq.POLLIN)
-            else:
-                woken = True
-        return woken, readable
+        ready = [descriptor for descriptor, _ in self._poller.poll(0 if left else timeout_ms)]
+        return self.wake.fileno() in ready, bool(left & _IN) or self._descriptor in ready
 
-    def _report(self) -> None:
-        while not self._reports.empty():
-            for action in self._core.reported(self._reports.get_nowait()):
-                if isinstance(action, Run):
-                    self._outbox.flush()  # or the stage's thread would take the interpreter before the result has left
-                self._perform(action)
+    def _left(self) -> int:
+        """What there is to do with the socket now; to be asked after any use of it, as its descriptor may not tell again."""
+        if self._socket is None:
+            return 0
+        return int(self._socket.getsockopt(zmq.EVENTS)) & (_IN | _OUT if self._outbox.blocked else _IN)
+
+    def _is_full(self) -> bool:
+        return self._outbox.nbytes > self._config.outbox_bytes_max
+
+    def _turn(self, *, woken: bool, readable: bool) -> None:
+        if self._broken is not None:
+            raise self._broken
+        if self._is_full():
+            self._handle(OutboxFull(time.monotonic()))
+        if woken:
+            for _ in range(self.wake.clear()):
+                self._handle(ShutdownRequested(time.monotonic()))
+        drained = self._receive() if readable else True
+        if woken:
+            while not self._reports.empty():
+                self._pass_on(self._reports.get_nowait())
+        self._outbox.flush()  # somebody waits for a result; the clock can wait for this
+        self._handle(Tick(time.monotonic(), drained))
 
     def _receive(self) -> bool:
         """Take what has arrived, up to a bound; whether that was all."""
@@ -226,10 +266,8 @@ class _Loop:
 
     def _connect(self) -> None:
         if self._socket is not None:
-            if self._polled:
-                self._poller.unregister(self._socket)
+            self._poller.unregister(self._descriptor)
             self._socket.close(linger=0)
-        self._polled = 0
         self._outbox.clear()
         self._socket = self._context.socket(zmq.DEALER)
         self._socket.sndhwm = SEND_QUEUE_MESSAGES_MAX
@@ -239,6 +277,8 @@ class _Loop:
             self._socket.connect(self._config.broker)
         except zmq.ZMQError as error:
             raise ConfigError("broker", f"{self._config.broker!r} can't be used ({error.strerror})") from error
+        self._descriptor = int(self._socket.getsockopt(zmq.FD))
+        self._poller.register(self._descriptor, _IN)
 
     def _try_send(self, frames: Frames, follow: bool) -> Tracker | bool:
         if self._socket is None:

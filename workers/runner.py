@@ -14,6 +14,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from reelwire import wire
@@ -33,7 +34,7 @@ from reelwire.messages import (
     TaskDone,
 )
 from reelwire.segments import MemoryLostError, Piece
-from reelwire.tensors import Shared
+from reelwire.tensors import Inline
 
 from .actions import BuildStage, Job
 from .events import Finished, Reply
@@ -142,7 +143,11 @@ class StageThread:
         """Give the thread its next job, and the interpreter with it.
 
         A thread that was woken stands back for as long as its waker has Python to run, between two system calls as well.
+        One that gives the job to itself takes it when it has come back from reporting the one before.
         """
+        if threading.get_ident() == self._thread.ident:
+            self._jobs.put(job)
+            return
         self._taken_up.acquire(blocking=False)
         self._jobs.put(job)
         self._taken_up.acquire(timeout=TAKEN_WITHIN_S)
@@ -172,14 +177,20 @@ class StageThread:
             else:
                 with self._on_device():
                     reply = self._perform(job)
-            packed = _packed(reply, self.limits)
+            if isinstance(reply, TaskDone):
+                _check_tensors(
+                    reply, self.limits
+                )  # all that is likely to be too large, before another stage is given it
+            else:
+                _check_sendable(reply, self.limits)
         except BaseException as error:  # noqa: BLE001 - whatever a stage raises fails its session, not the worker
             trace = "".join(traceback.format_exception(error))
             failed, out_of_memory = self._failed(job, error), _is_out_of_device_memory(error)
         else:
             pieces = tuple([piece.use for piece in self._taken])
             self._taken.clear()
-            return Finished(self._name, job, reply, "", pieces, packed)
+            pack = partial(self._pack, job, reply) if isinstance(reply, TaskDone) else None
+            return Finished(self._name, job, reply, "", pieces, pack)
         # Out of the handler, where no frame of the stage keeps its tensors alive any more.
         self._spent.clear()
         self._memory.take_back(piece.use for piece in self._taken)
@@ -189,6 +200,12 @@ class StageThread:
         if out_of_memory:
             self._give_memory_back()
         return Finished(self._name, job, failed, trace)
+
+    def _pack(self, job: Job, reply: TaskDone) -> wire.Packed | StageFailed:
+        try:
+            return _packed(reply, self.limits)
+        except ValueError as error:
+            return self._failed(job, error)
 
     def _perform(self, job: Job) -> Reply:
         work = job.work
@@ -344,34 +361,53 @@ def _short(text: str) -> str:
     return text if len(text) <= MESSAGE_CHARS_MAX else text[: MESSAGE_CHARS_MAX - 3] + "..."
 
 
-def _packed(reply: Reply, limits: wire.Limits) -> wire.Packed:
-    """The reply as it is sent; what the broker would refuse is an error of the stage that made it.
-
-    What a task gave is small enough, or not; for all else that the broker checks, its decoder needn't run here, because
-    a `TaskDone` is made of what was decoded itself, by the rules of `values`, and of numbers of ours. The rest of the
-    replies are rare, and are decoded.
+def _check_sendable(reply: Reply, limits: wire.Limits) -> None:
+    """Check that the broker will accept the reply; if not, that is an error of the stage that made it.
 
     Raises:
         ValueError: the message has no place on the wire, or is too large for it.
     """
     try:
+        wire.decode(wire.encode(reply, 0), wire.TO_BROKER, limits)
+    except WireError as error:
+        raise ValueError(f"the result can't be sent: {error}") from error
+
+
+def _check_tensors(reply: TaskDone, limits: wire.Limits) -> None:
+    """Check that the broker accepts a result's tensors, also those that stand in shared memory.
+
+    Raises:
+        ValueError: one is larger than any that it accepts in a message, or they are too much together.
+    """
+    sizes = [0]
+    for name, artifact in reply.outputs.items():
+        for tensor_name, tensor in artifact.tensors.items():
+            if isinstance(tensor.place, Inline):
+                sizes.append(tensor.nbytes)
+            elif tensor.nbytes > limits.frame_bytes_max:
+                what = f"{name}.{tensor_name} takes {tensor.nbytes} bytes; accepted: {limits.frame_bytes_max}"
+                raise ValueError(f"the result can't be sent: {what}")
+    _check_sizes(sizes, limits)
+
+
+def _packed(reply: TaskDone, limits: wire.Limits) -> wire.Packed:
+    """The result as it is sent.
+
+    It is small enough, or not; for all else that the broker checks, its decoder needn't run here, because a `TaskDone`
+    is made of what was decoded itself, by the rules of `values`, and of numbers of ours.
+
+    Raises:
+        ValueError: as of `_check_sendable`.
+    """
+    try:
         packed = wire.pack(reply)
-        if not isinstance(reply, TaskDone):
-            wire.decode(wire.Batch(0, packed, limits).frames(), wire.TO_BROKER, limits)
-            return packed
     except WireError as error:
         raise ValueError(f"the result can't be sent: {error}") from error
     header_bytes = wire.HEADER_BYTES + wire.ENTRY_BYTES + len(packed.name) + len(packed.body)
-    problem = limits.misfit([header_bytes, *wire.sizes_of(packed.buffers)]) or _too_large(reply, limits)
-    if problem:
-        raise ValueError(f"the result can't be sent: {problem}")
+    _check_sizes([header_bytes, *wire.sizes_of(packed.buffers)], limits)
     return packed
 
 
-def _too_large(reply: TaskDone, limits: wire.Limits) -> str | None:
-    """Which tensor in shared memory is larger than any that the broker accepts in a message."""
-    for name, artifact in reply.outputs.items():
-        for tensor_name, tensor in artifact.tensors.items():
-            if isinstance(tensor.place, Shared) and tensor.nbytes > limits.frame_bytes_max:
-                return f"{name}.{tensor_name} takes {tensor.nbytes} bytes; accepted: {limits.frame_bytes_max}"
-    return None
+def _check_sizes(sizes: Sequence[int], limits: wire.Limits) -> None:
+    if problem := limits.misfit(sizes):
+        raise ValueError(f"the result can't be sent: {problem}")

@@ -110,10 +110,10 @@ class Rig:
         """The broker attaches the worker."""
         return self.hear(Welcome("w", version, heartbeat_s, 3, {}), attachment)
 
-    def finish(self, stage: str, reply: Reply | None = None, traceback: str = "") -> list[Action]:
+    def finish(self, stage: str, reply: Reply | None = None, traceback: str = "", **more: Any) -> list[Action]:
         """The stage's thread reports its job: well done, if `reply` doesn't say otherwise."""
         job = self.jobs.pop(stage)
-        return self.do(Reported(self.now, Finished(stage, job, reply or well_done(job), traceback)))
+        return self.do(Reported(self.now, Finished(stage, job, reply or well_done(job), traceback, **more)))
 
     def fail(self, stage: str, kind: FailureKind = "stage", message: str = "no") -> list[Action]:
         """The stage's thread reports that its job raised."""
@@ -206,6 +206,12 @@ class Threads:
         report = self.reports.get(timeout=LIMIT_S)
         assert report.job.work is work
         return report
+
+    def told(self, work: Work, stage: str = "draw") -> Reply:
+        """What the broker is told of one job in the end: a result that fits in no message is a failure."""
+        report = self.do(work, stage)
+        packed = report.pack() if report.pack else None
+        return packed if isinstance(packed, StageFailed) else report.reply
 
     def close(self) -> None:
         """End all threads."""

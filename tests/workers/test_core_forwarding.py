@@ -9,21 +9,25 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from reelwire import wire
 from reelwire.controls import KeyState
 from reelwire.messages import (
     Artifact,
+    Failure,
+    Goodbye,
     ReleaseStage,
     Reservation,
     RunTask,
+    SegmentUse,
     StageFailed,
     StageReleased,
     TaskDone,
     TaskStarted,
     WorkerHello,
 )
-from reelwire.workers.actions import Action, Run, Send
+from reelwire.workers.actions import Action, Run, Send, TakeBack
 from reelwire.workers.actor import with_inputs
-from reelwire.workers.events import OutboxFull
+from reelwire.workers.events import Finished, OutboxFull
 
 
 def ahead(toy: Any, index: int, session: str = "s", **more: Any) -> Any:
@@ -35,11 +39,17 @@ def picture(index: int) -> Artifact:
     return Artifact({"from": index})
 
 
-def drawn(worker: Any) -> list[Action]:
-    """`draw` reports a picture."""
-    work = worker.jobs["draw"].work
+def report_of(worker: Any, **more: Any) -> Finished:
+    """What `draw` reports of a picture."""
+    job = worker.jobs["draw"]
+    work = job.work
     whose = (work.session, work.stage, work.epoch, work.stage_epoch, work.index)
-    return list(worker.finish("draw", TaskDone(*whose, {"picture": picture(work.index)}, {}, 0.1)))
+    return Finished("draw", job, TaskDone(*whose, {"picture": picture(work.index)}, {}, 0.1), **more)
+
+
+def drawn(worker: Any, **more: Any) -> list[Action]:
+    """`draw` reports a picture."""
+    return list(worker.finish("draw", report_of(worker).reply, **more))
 
 
 def kinds(messages: list[Any]) -> list[tuple[type, str, int]]:
@@ -91,21 +101,44 @@ def test_the_broker_is_told_of_the_result_and_then_of_what_began(worker: Any, to
 
 
 def test_the_stages_go_on_before_the_broker_is_told(worker: Any, toy: Any) -> None:
-    """Who needs the result has it: nothing that is said comes before it."""
+    """Who needs the result has it: nothing that is said comes before it, nor is the result put in words before."""
+    order: list[str] = []
+    packed = wire.pack(Goodbye(""))
+
+    def pack() -> wire.Packed:
+        order.append("packed")
+        return packed
+
     worker.hear(toy.task(0))
     worker.hear(toy.task(1))
     worker.hear(ahead(toy, 0))
-    actions = drawn(worker)
-    assert [type(action) for action in actions] == [Run, Run, Send, Send, Send]
-    assert {action.stage for action in actions if isinstance(action, Run)} == {"draw", "show"}
+    for action in worker.core.reported(report_of(worker, pack=pack)):
+        order.append(type(action).__name__)  # noqa: PERF401  between them `pack` is called
+    assert order == ["Run", "packed", "Send", "Send", "Send", "Run"]
 
 
-def test_a_stages_own_next_task_goes_before_the_one_that_is_given_its_result(worker: Any, toy: Any) -> None:
-    """Both begin, and the stage that is awake already is not kept waiting."""
+def test_a_stages_own_next_task_goes_after_all_else(worker: Any, toy: Any) -> None:
+    """It is the one stage that is awake already, and its thread may be the one that tells of the result."""
     worker.hear(toy.task(0))
     worker.hear(toy.task(1))
     worker.hear(ahead(toy, 0))
-    assert [action.stage for action in drawn(worker) if isinstance(action, Run)] == ["draw", "show"]
+    assert [action.stage for action in drawn(worker) if isinstance(action, Run)] == ["show", "draw"]
+
+
+def test_a_result_that_fits_in_no_message_is_a_failure_although_it_was_given_to_another_stage(
+    worker: Any, toy: Any
+) -> None:
+    """The broker hears of the failure alone, and of what began with the result; what was lent for it is taken back."""
+    piece = SegmentUse("segment", 1)
+    worker.hear(toy.task(0))
+    worker.hear(toy.task(1))
+    worker.hear(ahead(toy, 0))
+    failed = StageFailed("s", "draw", 1, 1, "run", 0, Failure("stage", "can't be sent", "draw", 0))
+    actions = drawn(worker, pack=lambda: failed, pieces=(piece,))
+    told = [action.message for action in actions if isinstance(action, Send)]
+    assert kinds(told) == [(StageFailed, "draw", 0), (StageFailed, "draw", 1), (TaskStarted, "show", 0)]
+    assert [action.stage for action in actions if isinstance(action, Run)] == ["show"]
+    assert [action.segments for action in actions if isinstance(action, TakeBack)] == [(piece,)]
 
 
 def test_a_task_has_begun_before_the_broker_is_told_so(worker: Any, toy: Any) -> None:

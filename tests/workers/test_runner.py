@@ -222,7 +222,7 @@ def test_streaming_34_a_result_that_can_not_be_sent_is_a_failure_of_the_stage(
     spec = load(PIPELINE, {}).spec
     threads.start(types.SimpleNamespace(spec=spec, array_library="numpy", build=stage_giving(result)))
     threads.do(initialize())
-    reply = threads.do(task(0)).reply
+    reply = threads.told(task(0))
     assert isinstance(reply, StageFailed)
     assert says in reply.failure.message
     wire.decode(wire.encode(reply, 1), wire.TO_BROKER, wire.Limits())

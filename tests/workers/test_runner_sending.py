@@ -6,6 +6,7 @@ import queue
 import threading
 import types
 import weakref
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -94,14 +95,17 @@ class Given:
         return self.threads.do(InitializeStage("s", "toy", "draw", 1, 1, 9, {}, {}, Artifact()))
 
     def run(self, outputs: Any, facts: Any) -> Any:
-        """Report of a task that made this."""
+        """Report of a task that made this; if that fits in no message, of its failure."""
         self.result = StageResult(outputs, facts)
-        return self.threads.do(RunTask("s", "toy", "draw", 1, 1, 0, {"control": Artifact()}, True, False))
+        report = self.threads.do(RunTask("s", "toy", "draw", 1, 1, 0, {"control": Artifact()}, True, False))
+        packed = report.pack() if report.pack else None
+        return replace(report, reply=packed) if isinstance(packed, StageFailed) else report
 
 
 def arrives(report: Any, limits: wire.Limits) -> None:
     """What is sent for a report is what the broker takes for its reply."""
-    frames = wire.Batch(LARGEST_ATTACHMENT, report.packed, limits).frames()
+    packed = report.pack() if report.pack else wire.pack(report.reply)
+    frames = wire.Batch(LARGEST_ATTACHMENT, packed, limits).frames()
     (message,) = wire.decode(frames, wire.TO_BROKER, limits).messages
     assert type(message) is type(report.reply)
     assert wire.encode(message, 0) == wire.encode(report.reply, 0)
@@ -137,12 +141,13 @@ def test_streaming_34_what_the_broker_would_refuse_is_an_error_of_the_stage(thre
     def check(values: Any, facts: Any, shapes: list[tuple[int, ...]]) -> None:
         tensors = {f"t{number}": np.ones(shape, np.uint8) for number, shape in enumerate(shapes)}
         report = stage.run({"picture": {**values, **tensors}}, facts)
-        if isinstance(report.reply, TaskDone):
+        reply = report.reply
+        if isinstance(reply, TaskDone):
             arrives(report, limits)
         else:
-            assert isinstance(report.reply, StageFailed)
-            assert report.reply.failure.kind == "stage"
-            assert report.packed is None
+            assert isinstance(reply, StageFailed)
+            assert reply.failure.kind == "stage"
+            assert reply.index == 0
 
     check()
 
@@ -218,6 +223,27 @@ def test_a_busy_thread_does_not_hold_up_whoever_has_more_for_it() -> None:
         thread.submit(Job(1, RunTask("s", "toy", "draw", 1, 1, index, {}, False, False)))
     assert busy.wait(LIMIT_S)
     go_on.set()
+    done = [reports.get(timeout=LIMIT_S).job.work for _ in range(4)]
+    assert [work.index for work in done if isinstance(work, RunTask)] == [0, 1, 2]
+    thread.stop()
+    assert thread.join(LIMIT_S)
+
+
+def test_a_thread_may_give_itself_its_next_job() -> None:
+    """It takes it when it has come back from its report, and doesn't wait for itself until then."""
+    made = types.SimpleNamespace(session_bytes=1, run=lambda *_, **__: StageResult({"picture": {}}))
+    pipeline: Any = types.SimpleNamespace(spec=load(PIPELINE, {}).spec, array_library="numpy", build=lambda *_: made)
+    reports: queue.SimpleQueue[Finished] = queue.SimpleQueue()
+    jobs = [Job(1, RunTask("s", "toy", "draw", 1, 1, index, {}, False, False)) for index in range(3)]
+
+    def post(report: Finished) -> None:
+        if jobs:
+            thread.submit(jobs.pop(0))
+            assert not thread._taken_up.locked(), "it waited for itself"
+        reports.put(report)
+
+    thread = StageThread(pipeline, "draw", "cpu", 1, post, 1 << 20)
+    thread.submit(Job(0, BuildStage("toy", "draw")))
     done = [reports.get(timeout=LIMIT_S).job.work for _ in range(4)]
     assert [work.index for work in done if isinstance(work, RunTask)] == [0, 1, 2]
     thread.stop()

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import signal
+import sys
 from collections.abc import Callable
-from typing import Any
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, NoReturn
 
 import numpy as np
 import pytest
@@ -28,6 +32,12 @@ from reelwire.messages import (
     TaskStarted,
     WorkerHello,
 )
+from reelwire.workers.config import WorkerConfig
+from reelwire.workers.loop import run
+from reelwire.workers.runner import StageThread
+
+PIPELINE = f"{Path(__file__).parent / 'numpy_pipeline.py'}:build"
+LIMIT_S = 30.0
 
 
 def initialize(stage: str = "draw", **parameters: int) -> InitializeStage:
@@ -202,6 +212,27 @@ def test_a_stage_that_can_not_be_built_ends_the_worker(
     assert says in broker.expect(Goodbye).reason
     assert worker.end() == code
     assert says in worker.said()
+
+
+def test_what_goes_wrong_with_a_result_ends_the_worker(broker: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Although it does so on a stage's thread: a fault of ours is not lost with that."""
+
+    def broken(*_: object) -> NoReturn:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(StageThread, "_pack", broken)
+    config = WorkerConfig(broker=broker.endpoint, name="w", pipeline=PIPELINE)
+    interval = sys.getswitchinterval()
+    with ThreadPoolExecutor(1) as pool:
+        ended = pool.submit(run, config, lambda _: None)
+        broker.attach()
+        broker.say(initialize())
+        broker.expect(StageInitialized)
+        broker.say(task(0))
+        with pytest.raises(ZeroDivisionError):
+            ended.result(LIMIT_S)
+    sys.setswitchinterval(interval)
+    gc.unfreeze()
 
 
 @pytest.mark.parametrize(
