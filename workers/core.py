@@ -27,6 +27,7 @@ from typing import Literal, assert_never
 from reelwire import versions, wire
 from reelwire.messages import (
     Draining,
+    GiveInputs,
     Goodbye,
     Heartbeat,
     InitializeStage,
@@ -259,7 +260,7 @@ class WorkerCore:
             case Goodbye():
                 reason = f"the broker left: {message.reason}" if message.reason else "the broker left"
                 return self._lose(now, reason)
-            case InitializeStage() | RunTask() | SetStageKeys() | ReleaseStage():
+            case InitializeStage() | RunTask() | GiveInputs() | SetStageKeys() | ReleaseStage():
                 return self._work(message)
             case ProbeMemory(owner=owner):
                 return [AnswerProbe(self._attachment, owner)]

@@ -33,6 +33,7 @@ from .parts import StageTiming as StageTiming
 from .spec import Plain, StreamSpec
 from .tensors import TensorRef
 from .worker_messages import Draining as Draining
+from .worker_messages import GiveInputs as GiveInputs
 from .worker_messages import InitializeStage as InitializeStage
 from .worker_messages import MemoryOffer as MemoryOffer
 from .worker_messages import MemoryProbed as MemoryProbed
@@ -360,6 +361,7 @@ ToWorker = (
     | Goodbye
     | InitializeStage
     | RunTask
+    | GiveInputs
     | SetStageKeys
     | ReleaseStage
     | ProbeMemory
