@@ -129,8 +129,8 @@ def test_streaming_11_a_control_that_comes_before_the_chunk_is_taken_is_given_to
 )
 def test_streaming_11_no_task_is_parked_otherwise(rig: Any, kit: Any, why: str) -> None:
     """Only for a session that is alone and has just been steered by index, at a worker that completes tasks."""
-    worker = {"no forwarding": {"forwards": False}, "no mailbox": {"mailbox": 0}}.get(why, {})
-    stream = kit.Stream(rig, **{"forwards": True, "chunks": 1 if why == "end" else 8, **worker})
+    chunks, mailbox = 1 if why == "end" else 8, 0 if why == "no mailbox" else 1
+    stream = kit.Stream(rig, chunks=chunks, mailbox=mailbox, forwards=why != "no forwarding")
     if why == "another":
         stream.client.open("another")
     conditions(stream.worker)
