@@ -41,8 +41,6 @@ class Actor:
         ahead: session id to how many tasks were sent for it that await what another stage of the worker makes; they
             aren't among `tasks` until that is made.
         awaiting: their sum.
-        parked: the session that alone lives here and was sent a task which awaits what comes from outside; empty when
-            there is none. That may take any time, so the task counts nowhere else until it is given that.
         errands: how many initializations and releases were sent and aren't answered.
         answered_at: since when its next word is waited for: its last one, or the first that was sent after a pause.
         looked_at_by: when it is looked at whether it hangs, in seconds; no later than it would count as hung.
@@ -61,7 +59,6 @@ class Actor:
     outstanding: int = 0
     ahead: dict[str, int] = field(default_factory=dict)
     awaiting: int = 0
-    parked: str = ""
     errands: Counter[Errand] = field(default_factory=lambda: Counter({"initialize": 0, "release": 0}))
     answered_at: float = 0.0
     looked_at_by: float = math.inf
@@ -121,8 +118,6 @@ class Actor:
         self.waiting.forget(session)
         self.outstanding -= self.tasks.pop(session, 0)
         self.awaiting -= self.ahead.pop(session, 0)
-        if self.parked == session:
-            self.parked = ""
 
     def send(self, session: str, now: float) -> None:
         """Note a task that is sent to the actor."""
@@ -134,18 +129,6 @@ class Actor:
         assert self.has_room_ahead, f"{self.offer.stage}: more tasks ahead than its mailbox takes"
         self.ahead[session] = self.ahead.get(session, 0) + 1
         self.awaiting += 1
-
-    def park(self, session: str) -> None:
-        """Note a task that is sent to the actor and awaits what comes from outside."""
-        assert self.has_room_ahead, f"{self.offer.stage}: more tasks ahead than its mailbox takes"
-        assert not self.parked, f"{self.offer.stage}: two tasks are parked"
-        assert [*self.tenants] == [session], f"{self.offer.stage}: parked beside others"
-        self.parked = session
-
-    def unpark(self, session: str) -> None:
-        """Note that the task is sent what comes from outside: from now on it is one like others."""
-        assert self.parked == session, f"{self.offer.stage}: unparked what isn't parked"
-        self.parked = ""
 
     def arrive(self, session: str, now: float) -> None:
         """Note that what the oldest task of a session awaited is made."""
@@ -196,7 +179,6 @@ class Actor:
         """Assert the invariants."""
         most = 1 + self.offer.mailbox  # and as many again that were sent ahead
         assert self.outstanding + self.awaiting <= 2 * most, f"{self.offer.stage}: too many tasks"
-        assert not self.parked or self.parked in self.tenants, f"{self.offer.stage}: parked by a stranger"
         assert self.outstanding == sum(self.tasks.values()), f"{self.offer.stage}: tasks don't add up"
         assert self.awaiting == sum(self.ahead.values()), f"{self.offer.stage}: tasks that were sent ahead don't add up"
         counts = (*self.tasks.values(), *self.ahead.values())

@@ -48,7 +48,6 @@ class ControlDesk:
         state: the register.
         pending: the explicit control without an index that waits.
         given: the controls of chunks that were accepted and aren't committed, by index.
-        by_index: whether the newest chunk was given an explicit control for its index.
         unbound: the chunk whose control is a reservation that isn't bound; None when there is none.
         consumed_tap: number of the newest one-shot that a chunk applied.
         consumed_pose: number of the newest request for the first pose that a chunk followed.
@@ -64,7 +63,6 @@ class ControlDesk:
         self.state = KeyState()
         self.pending: Artifact | None = None
         self.given: dict[int, Snapshot] = {}
-        self.by_index = False
         self.unbound: int | None = None
         self.consumed_tap = 0
         self.consumed_pose = 0
@@ -111,11 +109,6 @@ class ControlDesk:
     def offers(self) -> bool:
         """Whether `take` would give a control."""
         return self.pending is not None or (self.unbound is None and self._keys_offer)
-
-    @property
-    def is_stepped(self) -> bool:
-        """Whether the next control may well be for its index, as the newest one was: nothing else is offered, or open."""
-        return self.by_index and self.pending is None and self.unbound is None and not self._keys_offer
 
     @property
     def holds(self) -> bool:

@@ -8,7 +8,7 @@ is the last consumer of each output: its counter is what it acknowledged.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Literal
 
 from reelwire.messages import Artifact
@@ -35,7 +35,6 @@ class Edge:
         missing: what its consumer waits for when there is nothing on it.
         full: what its producer waits for when there is no room on it.
         producer: the stage that makes it; None for an external input.
-        is_given: it comes from outside, with the control of its chunk.
         consumers: the stages that consume it.
     """
 
@@ -46,7 +45,6 @@ class Edge:
         "floor",
         "full",
         "held",
-        "is_given",
         "issued",
         "missing",
         "producer",
@@ -64,7 +62,6 @@ class Edge:
         self.missing = f"input:{artifact}"
         self.full = "credit" if CLIENT in self.taken else f"edge:{artifact}"
         self.producer: StageFlow | None = None
-        self.is_given = False
         self.consumers: list[StageFlow] = []
 
     @property
@@ -112,9 +109,7 @@ class StageFlow:
         told: that a chunk below it begins is no news.
         settled: its outputs, once they are the same for all later chunks.
         feeders: the stages whose outputs its worker gives to it by itself.
-        awaits: of tasks that were sent off before their inputs were there: the index, and what is still to come.
-        outside: the one of them that awaits what comes with its control, for as long as it wasn't given that: it counts as
-            the stage's next task. -1 when there is none.
+        awaits: of tasks that were sent off before their inputs were there: the index, and what is still to be made.
         is_stale: something happened that may let it go on, or stop it, and nobody has looked since.
     """
 
@@ -126,7 +121,6 @@ class StageFlow:
         "finished",
         "is_stale",
         "name",
-        "outside",
         "produces",
         "settled",
         "started",
@@ -145,17 +139,11 @@ class StageFlow:
         self.settled: Mapping[str, Artifact] | None = None
         self.feeders: set[StageFlow] = set()
         self.awaits: dict[int, set[str]] = {}
-        self.outside = -1
         self.is_stale = True
         for edge in self.consumes:
             edge.consumers.append(self)
         for edge in self.produces:
             edge.producer = self
-
-    @property
-    def next(self) -> int:
-        """The chunk of its next task: to be sent off, or to be given what it awaits from outside."""
-        return self.dispatched if self.outside < 0 else self.outside
 
 
 class Flow:
@@ -186,9 +174,6 @@ class Flow:
         self.control = self.edges[spec.control]
         self.outputs = tuple(self.edges[artifact] for artifact in spec.outputs)
         self.condition = None if spec.prefetch is None else self.edges[spec.prefetch.artifact]
-        self.control.is_given = True
-        if spec.prefetch is not None and spec.prefetch.refill == "never":
-            self.edges[spec.prefetch.artifact].is_given = True
 
     # --- admission -----------------------------------------------------------------------------------------------------
 
@@ -273,13 +258,9 @@ class Flow:
 
     def lack(self, stage: StageFlow) -> str:
         """What a stage's next task lacks: ``input:NAME``, ``edge:NAME`` or ``credit``; `READY` or `OVER` when nothing."""
-        index = stage.dispatched if stage.outside < 0 else stage.outside
+        index = stage.dispatched
         if index >= self.limit:
             return OVER
-        if stage.outside >= 0:  # it has its room, and perhaps some of its inputs
-            awaited = stage.awaits[index]
-            missing = (edge.missing for edge in stage.consumes if edge.artifact in awaited and index not in edge.held)
-            return next(missing, READY)
         for edge in stage.consumes:
             if index not in edge.held:
                 return edge.missing
@@ -292,22 +273,13 @@ class Flow:
         """The inputs of the stage's next task that aren't there."""
         return tuple([edge.artifact for edge in stage.consumes if stage.dispatched not in edge.held])
 
-    def comes(self, stage: StageFlow, *, outside: bool = False) -> bool:
-        """Whether what the stage's next task lacks are inputs that its own worker makes at the moment.
-
-        With `outside`: whether some come with a control, which may take any time, and the others are made meanwhile or of
-        what does.
-        """
+    def comes(self, stage: StageFlow) -> bool:
+        """Whether what the stage's next task lacks are inputs that its own worker makes at the moment."""
         index = stage.dispatched
-        if index >= self.limit or (
-            outside and not any(edge.is_given and index not in edge.held for edge in stage.consumes)
-        ):
+        if index >= self.limit:
             return False
         for edge in stage.consumes:
-            if index in edge.held or (outside and edge.is_given):
-                continue
-            maker = edge.producer
-            if maker not in stage.feeders or maker.dispatched <= index or (maker.outside == index and not outside):
+            if index not in edge.held and (edge.producer not in stage.feeders or edge.producer.dispatched <= index):
                 return False
         return all(edge.has_room for edge in stage.produces)
 
@@ -322,20 +294,14 @@ class Flow:
                 inputs[edge.artifact] = artifact
         return index, inputs
 
-    def dispatch(self, name: str, missing: tuple[str, ...] = ()) -> int:
-        """Send the stage's next task off: its outputs are reserved, its inputs stay until it starts; its index.
-
-        `missing`: what it lacks, if it is sent ahead of something.
-        """
+    def dispatch(self, name: str) -> int:
+        """Send the stage's next task off: its outputs are reserved, its inputs stay until it starts; its index."""
         stage = self.stages[name]
         index = stage.dispatched
+        missing = self.lacking(stage) if stage.feeders else ()
         if missing:
-            outside = any(edge.is_given and edge.artifact in missing for edge in stage.consumes)
-            assert self.comes(stage, outside=outside), f"{name} was sent ahead of what doesn't come, or without room"
-            assert not outside or stage.outside < 0, f"{name} awaits two controls"
+            assert self.comes(stage), f"{name} was sent ahead of what doesn't come, or without room"
             stage.awaits[index] = set(missing)
-            if outside:
-                stage.outside = index
         else:
             assert self.lack(stage) == READY, f"{name} was sent off without inputs or room"
         stage.dispatched += 1
@@ -343,23 +309,6 @@ class Flow:
         for edge in stage.produces:
             edge.issued += 1
         return index
-
-    def given(self, stage: StageFlow) -> dict[str, Artifact]:
-        """What has come with its control for the task that awaits that; a control that is reserved is `RESERVED`."""
-        index = stage.outside
-        awaited = stage.awaits[index]
-        edges = [edge for edge in stage.consumes if edge.is_given and edge.artifact in awaited]
-        return {edge.artifact: edge.held[index] for edge in edges if index in edge.held}
-
-    def supply(self, stage: StageFlow, index: int, artifacts: Iterable[str]) -> bool:
-        """A task that was sent ahead has some of what it awaited; whether it has all now."""
-        awaited = stage.awaits[index]
-        awaited.difference_update(artifacts)
-        if stage.outside == index and not any(edge.is_given and edge.artifact in awaited for edge in stage.consumes):
-            stage.outside = -1
-        if not awaited:
-            del stage.awaits[index]
-        return not awaited
 
     def start(self, name: str) -> bool:
         """The stage began its oldest task that waits: the inputs leave their edges. Whether some stage waited for that."""
@@ -465,7 +414,6 @@ class Flow:
             sent = range(stage.started, stage.dispatched)
             assert all(index in sent for index in stage.awaits), f"{stage.name}: inputs of what wasn't sent are awaited"
             assert all(stage.awaits.values()), f"{stage.name}: what is awaited has come"
-            assert stage.outside < 0 or stage.outside in stage.awaits, f"{stage.name}: awaits a control for nothing"
         for edge in self.edges.values():
             assert 0 <= edge.occupancy <= edge.capacity, f"{edge.artifact}: {edge.occupancy} of {edge.capacity}"
             assert all(edge.floor <= index < edge.issued for index in edge.held), f"{edge.artifact}: stray artifact"

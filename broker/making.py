@@ -1,6 +1,8 @@
 """How a session makes chunks: inputs become tasks, and what they make goes on.
 
-A task is sent when its inputs are there, or ahead of them, as `ahead` says.
+A task is sent when its inputs are there, or ahead of them when they come from other stages of its own worker, which gives
+them to it by itself. What that needs is asked when it is sent; when its inputs' `TaskDone` comes it arrives, and is a task
+like any other from then on.
 
 `session.Session` adds how it begins and ends.
 """
@@ -11,14 +13,16 @@ from abc import abstractmethod
 from collections.abc import Mapping
 
 from reelwire.messages import Artifact, Failure, OpenSession, RunTask, TaskDone, TaskStarted
-from reelwire.spec import StreamSpec
+from reelwire.spec import StageSpec, StreamSpec
 
-from .ahead import Forwarding, Line
+from .actors import Actor
+from .delivery import Delivering
 from .desk import Desk
 from .fitting import fitted
 from .flow import OVER, READY, StageFlow
 from .peers import Peer
 from .seats import STAGE_EPOCH
+from .stats import IdleGaps
 from .steering import AHEAD_MAX
 from .transitions import PaceExpired
 
@@ -29,7 +33,38 @@ PACE = "pace"
 _CAUSES = {READY: BUSY, OVER: ""}
 
 
-class Making(Forwarding):
+class Line:
+    """One stage of a session that runs.
+
+    Attributes:
+        spec: the stage.
+        flow: how far it is.
+        actor: where it runs.
+        gaps: what it waits for.
+        produces: the artifacts that it makes.
+        is_last: whether some of them go to the client.
+        is_steered: whether it takes the control.
+        refills: whether its end refills the prefetch window.
+        followers: those whose actors are given what it makes by its worker itself.
+    """
+
+    __slots__ = ("actor", "flow", "followers", "gaps", "is_last", "is_steered", "produces", "refills", "spec")
+
+    def __init__(self, stream: StreamSpec, spec: StageSpec, flow: StageFlow, actor: Actor, gaps: IdleGaps) -> None:
+        """Nothing was made yet."""
+        prefetch = stream.prefetch
+        self.spec = spec
+        self.flow = flow
+        self.actor = actor
+        self.gaps = gaps
+        self.produces = frozenset(spec.produces)
+        self.followers: list[Line] = []
+        self.is_last = not self.produces.isdisjoint(stream.outputs)
+        self.is_steered = stream.control in spec.consumes
+        self.refills = prefetch is not None and prefetch.refill == "after_stage" and prefetch.refill_after == spec.name
+
+
+class Making(Delivering):
     """What `Session` is made of while it runs.
 
     Args:
@@ -45,6 +80,7 @@ class Making(Forwarding):
     ) -> None:
         """Nothing is made yet."""
         super().__init__(desk, identity, owner, request, spec)
+        self._lines: dict[str, Line] = {}
         self._settled: list[Line] = []
         self._paced_until: float | None = None
 
@@ -66,6 +102,15 @@ class Making(Forwarding):
             self._prefetch()
         self._stir()
 
+    def _follow(self, line: Line) -> None:
+        """Find out what a stage's own worker makes for it."""
+        worker = line.actor.worker
+        makers = [edge.producer for edge in line.flow.consumes if edge.producer is not None and worker.forwards]
+        for maker in makers:
+            if self._lines[maker.name].actor.worker is worker and maker not in line.flow.feeders:
+                line.flow.feeders.add(maker)
+                self._lines[maker.name].followers.append(line)
+
     # --- tasks ---------------------------------------------------------------------------------------------------------
 
     def offer(self) -> None:
@@ -77,8 +122,6 @@ class Making(Forwarding):
             for line in self._lines.values():
                 if line.flow.is_stale:
                     self._look(line)
-            if self.controls.by_index:
-                self._park()
         self._steer()
 
     def _steer(self) -> None:
@@ -98,33 +141,22 @@ class Making(Forwarding):
                 lack = self._lack(stage)
             if lack == PACE:
                 self._wait_for_clock(line)
-            elif (stage.settled is None or stage.outside >= 0) and self.id not in line.actor.waiting:
+            elif stage.settled is None and self.id not in line.actor.waiting:
                 self._queue(line)
-        elif stage.outside >= 0:
-            if self.flow.given(stage) and self._has_room_ahead(line):
-                self._give(line)
-                return
         elif stage.feeders and self._can_be_ahead(line):
-            self._send(line, self.flow.lacking(stage))
+            self.run_next(stage.name)
             return
         cause = "" if stage.finished < stage.started else self._cause(stage, lack)
         if cause != line.gaps.cause:
             line.gaps.turn(cause, self.desk.now)
 
     def run_next(self, stage: str) -> None:
-        """Send the stage's next task, which has its inputs, or what its task at the actor awaits."""
-        line = self._lines[stage]
-        if line.flow.outside < 0:
-            self._send(line, ())
-        else:
-            self._give(line)
-
-    def _send(self, line: Line, awaits: tuple[str, ...]) -> None:
-        """Send a stage's next task, perhaps ahead of inputs."""
+        """Send the stage's next task, perhaps ahead of inputs; an actor that has nothing else to do starts it at once."""
         assert self.seats is not None, "a task without a place"
-        flow, desk, stage = self.flow, self.desk, line.flow.name
-        actor = line.actor
+        flow, desk, line = self.flow, self.desk, self._lines[stage]
+        actor, now = line.actor, desk.now
         index, inputs = flow.peek(stage)
+        awaits = flow.lacking(line.flow) if line.flow.feeders else ()
         task = RunTask(
             session=self.id,
             pipeline=self.spec.name,
@@ -141,30 +173,22 @@ class Making(Forwarding):
         )
         packed, reason = fitted(task, actor.worker.limits, inputs.values())
         if reason is not None:
-            self._misfit(line, index, reason)
+            text = f"the inputs can't be sent to worker {actor.worker.name!r}: {reason}"
+            desk.unfit[self.id] = Failure("stage", text, stage, index)
             return
-        flow.dispatch(stage, awaits)
+        flow.dispatch(stage)
         desk.send(actor.worker, task, packed)
-        if line.flow.outside == index:
-            actor.park(self.id)
-            self._look(line)
-        else:
-            self._sent(line, index, has_all=not awaits)
-
-    def _sent(self, line: Line, index: int, *, has_all: bool) -> None:
-        """Note what an actor was sent; one that has nothing else to do starts a task that has all its inputs at once."""
-        actor, desk, stage = line.actor, self.desk, line.flow.name
-        if not has_all:
+        if awaits:
             actor.send_ahead(self.id)
             starts = False
         else:
             was_idle = actor.is_idle
             starts = was_idle and not actor.awaiting  # one of those may have begun meanwhile
-            actor.send(self.id, desk.now)
+            actor.send(self.id, now)
             if was_idle:  # else it is watched already, and has more time now, not less
                 desk.watch(actor)
-            self.timing.admitted(stage, index, desk.now)
-        if starts and self.flow.start(stage):
+            self.timing.admitted(stage, index, now)
+        if starts and flow.start(stage):
             desk.unsettled[self.id] = self
             return
         self._look(line)  # nobody else can go on
@@ -178,8 +202,6 @@ class Making(Forwarding):
             return
         if self.flow.stages[event.stage].started == event.index:
             self.flow.start(event.stage)
-            self._stir()
-        if self.controls.by_index:  # the next one may lie there while the client looks at this one
             self._stir()
         for follower in self._lines[event.stage].followers:
             follower.flow.is_stale = True
@@ -234,16 +256,60 @@ class Making(Forwarding):
 
     def _queue(self, line: Line) -> None:
         """Wait for a turn at the stage's actor."""
-        index = line.flow.next
+        index = line.flow.dispatched
         line.actor.waiting.add(self.id, self, self._media_s(index))
         self.timing.offered(line.flow.name, index, self.desk.now)
         self.desk.stirred[line.actor] = None
+
+    def _can_be_ahead(self, line: Line) -> bool:
+        """Whether the stage's next task can be sent before its inputs are there, because its own worker makes them."""
+        stage, clock = line.flow, self.clock if line.is_steered else None
+        if stage.settled is not None or not line.actor.has_room_ahead or not self.flow.comes(stage):
+            return False
+        return clock is None or clock.begins_at(stage.dispatched) <= self.desk.now
+
+    def _forwarded(self, line: Line, event: TaskDone) -> None:
+        """A worker gave what was made to the tasks that awaited it: with all that they need, they are like any other."""
+        for follower in line.followers:
+            awaited = follower.flow.awaits.get(event.index)
+            if awaited is not None:
+                awaited -= event.outputs.keys()
+                if not awaited:
+                    del follower.flow.awaits[event.index]
+                    self._arrived(follower, event.index)
+
+    def _arrived(self, line: Line, index: int) -> None:
+        assert self.seats is not None, "forwarded without a place"
+        stage, actor, now = line.flow, line.actor, self.desk.now
+        if self.seats.seats[stage.name].state != "live" or any(earlier < index for earlier in stage.awaits):
+            return  # its release has dropped the task, unless that came too late; or it is of a session that fails
+        starts = actor.is_idle
+        actor.arrive(self.id, now)
+        actor.waiting.charge(self.id, self._media_s(index))
+        if starts:
+            self.desk.watch(actor)
+        self.timing.offered(stage.name, index, now)
+        self.timing.admitted(stage.name, index, now)
+        if starts:
+            self.flow.start(stage.name)
+
+    def _lend(self, line: Line, index: int) -> None:
+        """Let the leases on a result's shared memory begin, also where only those have it whom its worker gave it."""
+        if index < self.flow.limit:
+            self.leases.begin(index)
+            return
+        assert self.seats is not None, "a result without a place"
+        ahead = {each.flow.name for each in line.followers if each.flow.dispatched > index}
+        self.leases.begin_dropped(index, {name for name in ahead if self.seats.seats[name].state != "gone"})
+
+    def _media_s(self, index: int) -> float:
+        return self.spec.frames_of(index) / self.spec.fps
 
     def _wait_for_clock(self, line: Line) -> None:
         """Look again when the chunk may be begun; it has no turn until then."""
         assert self.clock is not None, "no clock to wait for"
         line.actor.waiting.discard(self.id)
-        at = self.clock.begins_at(line.flow.next)
+        at = self.clock.begins_at(line.flow.dispatched)
         if at != self._paced_until:
             self._paced_until = at
             self.desk.timers.set(("pace", self.id), at)
@@ -265,9 +331,8 @@ class Making(Forwarding):
         """
         if line.flow.settled is None and not line.is_last:
             line.flow.settled = outputs
-            if line.flow.outside < 0:
-                line.actor.waiting.discard(self.id)
-                self.timing.withdrawn(line.flow.name, line.flow.dispatched)
+            line.actor.waiting.discard(self.id)
+            self.timing.withdrawn(line.flow.name, line.flow.dispatched)
             self._settled.append(line)
             self.leases.keep()
 
@@ -321,15 +386,13 @@ class Making(Forwarding):
         """What a stage's next task lacks, as `Flow.lack` has it, or `PACE` when it would be too far ahead of the picture."""
         lack = self.flow.lack(stage)
         if lack == READY and self.clock is not None and stage.name == self._steered:
-            return PACE if self.clock.begins_at(stage.next) > self.desk.now else READY
+            return PACE if self.clock.begins_at(stage.dispatched) > self.desk.now else READY
         return lack
 
     def _cause(self, stage: StageFlow, lack: str) -> str:
         """What a stage with such a lack waits for; empty when it runs, or has nothing left to do."""
         if stage.finished < stage.started:
             return ""
-        if stage.started == stage.outside:
-            return _CAUSES.get(lack, lack)
         if stage.started in stage.awaits:
             return next(edge.missing for edge in stage.consumes if edge.artifact in stage.awaits[stage.started])
         if stage.started < stage.dispatched:

@@ -199,8 +199,7 @@ class Session(Ending):
             if stage.settled is not None:
                 assert made, "a settled output outlives its session"
                 assert self.seats is not None, "settled without a place"
-                waits = self.id in self.seats.actor(name).waiting
-                assert not waits or stage.outside >= 0, "a settled stage is to run again"
+                assert self.id not in self.seats.actor(name).waiting, "a settled stage is to run again"
                 assert stage.finished < stage.dispatched or not self.flow.is_ready(name), (
                     "a settled output isn't reused"
                 )
@@ -215,7 +214,7 @@ class Session(Ending):
             if self._lack(stage) == PACE:
                 assert self.seats is not None, "paced without a place"
                 assert self.clock is not None, "paced without a clock"
-                assert self._paced_until == self.clock.begins_at(stage.next), "woken at another time"
+                assert self._paced_until == self.clock.begins_at(stage.dispatched), "woken at another time"
                 assert self.id not in self.seats.actor(name).waiting, "a chunk that may not begin has its turn"
 
     def _check_client(self, *, made: bool) -> None:

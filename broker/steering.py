@@ -162,7 +162,6 @@ class Steering(ABC):
         index = flow.next_control_index
         applied = self.controls.given[index].applied
         flow.submit(None if applied is None else applied.control)
-        self.controls.by_index = by_index
         if flow.condition is not None and flow.next_condition_index > before:
             self.timing.entered(flow.condition.artifact, index, now)
         if applied is not None:
@@ -184,9 +183,8 @@ class Steering(ABC):
     def tell_keys(self) -> None:
         """Send the register after the reservation that is open, if it is at its actor already."""
         index = self.controls.unbound
-        stage = self.flow.stages[self._steered]
-        if index is None or stage.dispatched <= index or stage.outside == index:
-            return  # it was bound meanwhile, or what brings it to its actor will carry the register
+        if index is None or self.flow.stages[self._steered].dispatched <= index:
+            return  # it was bound meanwhile, or its task will carry the register
         assert self.seats is not None, "reserved without a place"
         worker = self.seats.actor(self._steered).worker
         keys = self.controls.state

@@ -1,8 +1,8 @@
 """One stage actor of a worker: the sessions it holds, the job it runs and the jobs that wait. Pure.
 
-Jobs are run one at a time in order of receipt, over all sessions. A task that awaits what another stage here makes, or
-what is still to come from outside, stands apart until it is given that, and is taken for received then; if that never
-comes, it stands there until its session is released. Every task that is taken gets exactly one answer, TaskDone or StageFailed, unless its session is released,
+Jobs are run one at a time in order of receipt, over all sessions. A task that awaits what another stage here makes stands
+apart until it is given that, and is taken for received then; if that never comes, it stands there until its session is
+released. Every task that is taken gets exactly one answer, TaskDone or StageFailed, unless its session is released,
 replaced by a newer epoch or lost with the attachment first: then it is dropped. A reserved control is bound when its task
 is handed to the stage's thread, from the newest keys that
 have come for the session in its epoch (rule 15); what comes later is for the chunks after it. The states of a
@@ -27,11 +27,9 @@ from reelwire.messages import (
     Artifact,
     Failure,
     FailureKind,
-    GiveInputs,
     InitializeStage,
     Phase,
     ReleaseStage,
-    Reservation,
     RunTask,
     SetStageKeys,
     StageFailed,
@@ -48,7 +46,7 @@ SEEN_MAX = 4096
 """Sessions whose newest epoch an actor remembers."""
 
 Epoch = tuple[int, int]
-Order = InitializeStage | RunTask | GiveInputs | SetStageKeys | ReleaseStage
+Order = InitializeStage | RunTask | SetStageKeys | ReleaseStage
 """What a broker asks of an actor."""
 
 
@@ -85,13 +83,22 @@ def said_of(step: Run | Send | None) -> list[Action]:
     return [step, Send(job.attachment, started)]
 
 
-def with_inputs(
-    task: RunTask, inputs: Mapping[str, Artifact], awaits: tuple[str, ...], reservation: Reservation | None = None
-) -> RunTask:
-    """The task with other inputs, and a reservation if it has none: as `dataclasses.replace` makes it, in a fraction of the time."""
-    whose = task.session, task.pipeline, task.stage, task.epoch, task.stage_epoch, task.index
-    reservation = task.reservation if reservation is None else reservation
-    return RunTask(*whose, inputs, task.is_first, task.is_last, reservation, task.shared, awaits)
+def with_inputs(task: RunTask, inputs: Mapping[str, Artifact], awaits: tuple[str, ...]) -> RunTask:
+    """The task with other inputs: as `dataclasses.replace` makes it, in a fraction of the time."""
+    return RunTask(
+        task.session,
+        task.pipeline,
+        task.stage,
+        task.epoch,
+        task.stage_epoch,
+        task.index,
+        inputs,
+        task.is_first,
+        task.is_last,
+        task.reservation,
+        task.shared,
+        awaits,
+    )
 
 
 class Actor:
@@ -102,7 +109,7 @@ class Actor:
         session_bytes: what one session is expected to take; None until the weights are loaded.
         running: the job that the stage's thread has.
         waiting: jobs behind it, in order of receipt.
-        ahead: tasks that await what another stage makes here, or what comes from outside, in order of receipt.
+        ahead: tasks that await what another stage makes here, in order of receipt.
         held: sessions that have, or are to have, caches here.
         dropped: messages that changed nothing, counted by reason.
         settling: whether something of a lost attachment still runs or waits to be released.
@@ -145,8 +152,6 @@ class Actor:
                 return self._initialize(message, attachment, epoch)
             case RunTask():
                 return self._task(message, attachment, epoch)
-            case GiveInputs():
-                return self._complete(message)
             case SetStageKeys():
                 return self._set_keys(message, epoch)
             case ReleaseStage():
@@ -206,8 +211,23 @@ class Actor:
         Returns:
             What comes of that now: a job that begins, the answer to a task whose session has failed here, or nothing.
         """
-        at = self._ahead_of(made_for)
-        return None if at is None else self._give(at, outputs)
+        for at, job in enumerate(self.ahead):
+            task = job.work
+            assert isinstance(task, RunTask), "something else than a task awaits inputs"
+            if task.index == made_for.index and task.session == made_for.session and _epoch(task) == _epoch(made_for):
+                inputs, awaits = dict(task.inputs), []
+                for name in task.awaits:
+                    if name in outputs:
+                        inputs[name] = outputs[name]
+                    else:
+                        awaits.append(name)
+                given = Job(job.attachment, with_inputs(task, inputs, tuple(awaits)))
+                if awaits:
+                    self.ahead[at] = given
+                    return None
+                del self.ahead[at]
+                return self._enqueue(given)
+        return None
 
     def announce(self, attachment: int) -> list[Action]:
         """Say once per attachment that the stage is ready: weights loaded, nothing left of an earlier attachment."""
@@ -301,48 +321,6 @@ class Actor:
             self.ahead.append(Job(attachment, message))
             return []
         return said_of(self._enqueue(Job(attachment, message)))
-
-    def _ahead_of(self, message: RunTask | GiveInputs) -> int | None:
-        """Where in `ahead` the task stands that a chunk's inputs are for."""
-        for at, job in enumerate(self.ahead):
-            task = job.work
-            assert isinstance(task, RunTask), "something else than a task awaits inputs"
-            if task.index == message.index and task.session == message.session and _epoch(task) == _epoch(message):
-                return at
-        return None
-
-    def _give(
-        self, at: int, given: Mapping[str, Artifact], reservation: Reservation | None = None
-    ) -> Run | Send | None:
-        """Give a task of `ahead` what it awaits of this; with all its inputs it waits like any other."""
-        job = self.ahead[at]
-        task = job.work
-        assert isinstance(task, RunTask), "something else than a task awaits inputs"
-        inputs, awaits = dict(task.inputs), []
-        for name in task.awaits:
-            if name in given:
-                inputs[name] = given[name]
-            elif reservation is None or name != reservation.artifact:
-                awaits.append(name)
-        completed = Job(job.attachment, with_inputs(task, inputs, tuple(awaits), reservation))
-        if awaits:
-            self.ahead[at] = completed
-            return None
-        del self.ahead[at]
-        return self._enqueue(completed)
-
-    def _complete(self, message: GiveInputs) -> list[Action]:
-        """Give what came from outside to the task that awaits it; what that doesn't await changes nothing."""
-        at = self._ahead_of(message)
-        if at is None:
-            return self._drop("late", message)
-        task, reservation, names = self.ahead[at].work, message.reservation, {*message.inputs}
-        assert isinstance(task, RunTask), "something else than a task awaits inputs"
-        if reservation is not None:
-            names.add(reservation.artifact)
-            reservation = reservation if reservation.artifact in task.awaits else None
-        steps = said_of(self._give(at, message.inputs, reservation))
-        return steps if names.issubset(task.awaits) else [*steps, *self._drop("unawaited", message)]
 
     def _enqueue(self, job: Job) -> Run | Send | None:
         """Let a task wait that has its inputs."""

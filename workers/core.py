@@ -27,7 +27,6 @@ from typing import Literal, assert_never
 from reelwire import versions, wire
 from reelwire.messages import (
     Draining,
-    GiveInputs,
     Goodbye,
     Heartbeat,
     InitializeStage,
@@ -260,7 +259,7 @@ class WorkerCore:
             case Goodbye():
                 reason = f"the broker left: {message.reason}" if message.reason else "the broker left"
                 return self._lose(now, reason)
-            case InitializeStage() | RunTask() | GiveInputs() | SetStageKeys() | ReleaseStage():
+            case InitializeStage() | RunTask() | SetStageKeys() | ReleaseStage():
                 return self._work(message)
             case ProbeMemory(owner=owner):
                 return [AnswerProbe(self._attachment, owner)]

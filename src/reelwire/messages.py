@@ -33,7 +33,6 @@ from .parts import StageTiming as StageTiming
 from .spec import Plain, StreamSpec
 from .tensors import TensorRef
 from .worker_messages import Draining as Draining
-from .worker_messages import GiveInputs as GiveInputs
 from .worker_messages import InitializeStage as InitializeStage
 from .worker_messages import MemoryOffer as MemoryOffer
 from .worker_messages import MemoryProbed as MemoryProbed
@@ -361,7 +360,6 @@ ToWorker = (
     | Goodbye
     | InitializeStage
     | RunTask
-    | GiveInputs
     | SetStageKeys
     | ReleaseStage
     | ProbeMemory

@@ -224,8 +224,8 @@ class RunTask:
         is_last: whether it is the session's last.
         reservation: a control that is to be bound when the task begins; None when all inputs are there.
         shared: outputs that all their readers can take from the worker's shared memory.
-        awaits: inputs that aren't here yet: another stage of this worker makes them for the same chunk, or they come from
-            outside and a `GiveInputs` brings them. The task begins when it has all.
+        awaits: inputs that aren't here yet, because another stage of this worker makes them for the same chunk: the task
+            begins when they are made.
     """
 
     session: str
@@ -240,33 +240,6 @@ class RunTask:
     reservation: Reservation | None = None
     shared: tuple[str, ...] = ()
     awaits: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class GiveInputs:
-    """Completes a task that was sent ahead: what it awaited from outside.
-
-    Only for workers whose hello says `WorkerHello.forwards`.
-
-    Attributes:
-        session: whose.
-        pipeline: of which stream.
-        stage: which.
-        epoch: as of the task.
-        stage_epoch: as of the task.
-        index: the chunk.
-        inputs: artifact name to artifact.
-        reservation: a control that is to be bound when the task begins; None when the task has none, or has it already.
-    """
-
-    session: str
-    pipeline: str
-    stage: str
-    epoch: int
-    stage_epoch: int
-    index: int
-    inputs: Mapping[str, Artifact]
-    reservation: Reservation | None = None
 
 
 @dataclass(frozen=True, slots=True)

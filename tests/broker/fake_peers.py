@@ -228,8 +228,6 @@ class Worker(Peer):
             case m.RunTask():
                 self.ahead.append(message)
                 self.forward()
-            case m.GiveInputs():
-                self.complete(message)
 
     def forward(self) -> None:
         """Take the tasks in whose inputs are there."""
@@ -244,19 +242,6 @@ class Worker(Peer):
             self.jobs[task.stage].append(task)
             if len(self.jobs[task.stage]) == 1:
                 self.rig.later(partial(self.started, task))
-
-    def complete(self, given: m.GiveInputs) -> None:
-        """Give what came from outside to the task that awaits it; there is one."""
-        at = (given.session, given.stage, given.epoch, given.stage_epoch, given.index)
-        (task,) = [x for x in self.ahead if (x.session, x.stage, x.epoch, x.stage_epoch, x.index) == at]
-        names = {*given.inputs} | ({given.reservation.artifact} if given.reservation else set())
-        assert names, "nothing is given"
-        assert names <= {*task.awaits}, "what isn't awaited is given"
-        awaits = tuple(name for name in task.awaits if name not in names)
-        inputs, reservation = {**task.inputs, **given.inputs}, given.reservation or task.reservation
-        completed = dataclasses.replace(task, inputs=inputs, awaits=awaits, reservation=reservation)
-        self.ahead[self.ahead.index(task)] = completed
-        self.forward()
 
     def initialized(self, x: m.InitializeStage, handed: Artifact | None = None, cache_bytes: int = 20) -> None:
         """Say that a stage has its caches."""
@@ -294,13 +279,10 @@ class Worker(Peer):
         self.rig.memory.has_read(self.reader(task))
         facts = more.get("facts", {stage: task.index})
         applied, constant = more.get("applied", self.applied(task)), more.get("constant", False)
-        if "outputs" not in more:  # what the broker sends when it knows of it comes after what awaits it
-            self.forwarded.update(((task.session, name, task.index), made) for name, made in outputs.items())
-            self.forward()
         self.say(done(task, outputs, facts, applied=applied, constant=constant))
         if "outputs" in more:  # what a test makes up may be wrong
             self._forget(task)
-            self.forwarded.update(((task.session, name, task.index), made) for name, made in outputs.items())
+        self.forwarded.update(((task.session, name, task.index), made) for name, made in outputs.items())
         self._next(stage)
         self.forward()
         return task

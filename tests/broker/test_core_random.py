@@ -29,7 +29,7 @@ SMALL_TALK = (m.TaskDone, m.TaskStarted, m.StageInitialized, m.StageReleased, m.
 class Chaos:
     """One run."""
 
-    def __init__(self, kit: Any, seed: int, *, alone: bool = False) -> None:
+    def __init__(self, kit: Any, seed: int) -> None:
         self.random = random.Random(seed)
         self.kit = kit
         config = BrokerConfig(
@@ -51,17 +51,13 @@ class Chaos:
         self.capacities["frames"] = self.random.choice((1, 2, 3))
         self.spec = self.dataflow()
         self.mailbox = self.random.choice((0, 1, 2))
-        self.is_alone = self.random.random() < 0.4 or alone
-        if self.is_alone:  # a session at a time, steered chunk by chunk
-            self.mailbox = max(1, self.mailbox)
-        self.is_split = not self.is_alone and self.random.random() < 0.4
+        self.is_split = self.random.random() < 0.4
         self.names = 0
         self.workers: list[Any] = []
         self.clients: list[Any] = []
         self.lies = False
         self.sessions: dict[str, tuple[Any, int, Keys]] = {}
         self.paced: set[str] = set()
-        self.stepping: set[str] = set()
 
     def dataflow(self) -> Any:
         """The world's, with other bounds; its encode may settle, and its window may be refilled otherwise."""
@@ -81,13 +77,10 @@ class Chaos:
         self.names += 1
         parts: tuple[tuple[str, ...], ...] = (("encode", "decode"), ("denoise",))
         stages = parts[self.names % 2] if self.is_split else self.random.choice((STAGES, STAGES, *parts))
-        if self.is_alone:
-            stages = STAGES
         name = f"w{self.names}"
         memory, maps = self.random.random() < 0.8, self.random.random() < 0.8
-        slots = 1 if self.is_alone else 2
-        more = {"memory": memory, "maps": maps, "forwards": self.random.random() < (0.9 if self.is_alone else 0.6)}
-        worker = self.rig.worker(name, spec=self.spec, stages=stages, slots=slots, mailbox=self.mailbox, **more)
+        more = {"memory": memory, "maps": maps, "forwards": self.random.random() < 0.6}
+        worker = self.rig.worker(name, spec=self.spec, stages=stages, slots=2, mailbox=self.mailbox, **more)
         if self.random.random() < 0.2:
             worker.silent.add(m.ReleaseStage)  # its stages hang when they are released
         if self.random.random() < 0.3:
@@ -111,24 +104,15 @@ class Chaos:
             if session:
                 if pace == "realtime":
                     self.paced.add(session)
-                if self.random.random() < (0.8 if self.is_alone else 0.3):
-                    self.stepping.add(session)
                 self.sessions[session] = (client, chunks, Keys(self.spec))
 
     def steer(self) -> None:
         """A client says something about a session, right or wrong."""
         if not self.sessions:
             return
-        living = [name for name in self.sessions if name in self.rig.core.sessions]
-        name = self.random.choice(living if living and self.is_alone else list(self.sessions))
+        name = self.random.choice(list(self.sessions))
         client, chunks, keys = self.sessions[name]
-        what = self.random.randrange(9)
-        if what < 5 and name in self.stepping and self.random.random() < 0.98:
-            live, have = self.rig.core.sessions.get(name), len(client.chunks(name))
-            if live is None or live.flow.next_control_index > have:
-                return  # it is steered by who looks at one chunk before the next, but for a key now and then
-            what = 3 if self.random.random() < 0.8 else 0
-        match what:
+        match self.random.randrange(9):
             case 0 | 1:
                 self.random.choice((keys.press, keys.release, keys.tap))(self.random.choice("wasd"))
                 client.keys(name, keys)
@@ -328,25 +312,6 @@ def test_streaming_18_any_schedule_delivers_in_order_once_and_ends(kit: Any, see
     status = chaos.rig.core.status()
     for worker in status["workers"]:
         assert all(stage["sessions"] == stage["tasks"] == stage["cache_bytes"] == 0 for stage in worker["stages"])
-
-
-def test_schedules_complete_tasks_that_were_sent_ahead_of_their_controls(kit: Any) -> None:
-    """Some of those above do, and where sessions are alone most: with controls and with reservations."""
-    given: list[m.GiveInputs] = []
-    for seed in range(20):
-        given += completions(Chaos(kit, seed))
-    assert given
-    for seed in range(20):
-        given += completions(Chaos(kit, 3000 + seed, alone=True))
-    assert len(given) >= 20
-    assert {message.stage for message in given} == {"encode", "denoise"}
-    assert {message.reservation is None for message in given} == {True, False}
-
-
-def completions(chaos: Chaos) -> list[m.GiveInputs]:
-    """What completed tasks in a run."""
-    chaos.run(lies=False)
-    return [message for _, message in chaos.rig.sent if isinstance(message, m.GiveInputs)]
 
 
 @pytest.mark.parametrize("seed", range(30))

@@ -327,7 +327,7 @@ def test_what_a_stage_lacks_comes_only_from_who_feeds_it(flow: Flow) -> None:
     assert flow.comes(denoise)
     assert flow.lack(denoise) == "input:condition"
     assert not flow.comes(decode), "nobody was sent off for it"
-    flow.dispatch("denoise", ("condition",))
+    flow.dispatch("denoise")
     assert flow.comes(decode)
     assert not flow.comes(denoise), "neither the next condition nor its control is on the way"
 
@@ -351,7 +351,7 @@ def test_streaming_10_a_task_ahead_reserves_its_output_and_needs_the_room(kit: A
     for _ in range(2):
         flow.submit(CONTROL)
         flow.dispatch("encode")
-    assert flow.dispatch("denoise", ("condition",)) == 0
+    assert flow.dispatch("denoise") == 0
     assert (flow.stages["denoise"].awaits, flow.edges["latent"].occupancy) == ({0: {"condition"}}, 1)
     assert not flow.comes(flow.stages["denoise"])
     flow.check()
@@ -363,12 +363,12 @@ def test_a_task_ahead_begins_when_nothing_is_awaited(flow: Flow) -> None:
     fill(flow)
     flow.submit(CONTROL)
     flow.dispatch("encode")
-    flow.dispatch("denoise", ("condition",))
+    flow.dispatch("denoise")
     with pytest.raises(AssertionError, match="without its inputs"):
         flow.start("denoise")
     flow.start("encode")
     flow.finish("encode", {"condition": NOTHING})
-    assert flow.supply(flow.stages["denoise"], 0, ["condition"])
+    del flow.stages["denoise"].awaits[0]
     flow.start("denoise")
     flow.check()
     assert flow.edges["control"].occupancy == flow.edges["condition"].occupancy == 0

@@ -69,37 +69,6 @@ def test_frames_are_the_same_whoever_carries_what_lies_between_the_stages(stack:
     assert side_by_side(stack) == films
 
 
-def react(client: Client, chunks: int, **request: Any) -> list[bytes]:
-    """The frames of a whole session whose client looks at each chunk, and steers the next by what it sees."""
-    frames: list[bytes] = []
-    with client.open_session("emulated", chunks=chunks, **request) as session:
-        session.submit(0, Control(keys=[KEYS[0]]), timeout=LIMIT_S)
-        for chunk in session:
-            frames.append(chunk.frames.tobytes())
-            if chunk.index + 1 < chunks:
-                session.submit(chunk.index + 1, Control(keys=[KEYS[sum(frames[-1][:64]) % 4]]), timeout=LIMIT_S)
-    assert len(frames) == chunks
-    return frames
-
-
-def test_frames_are_the_same_whether_a_task_lies_at_its_worker_before_its_control(stack: Any) -> None:
-    """A client that reacts to frames gets them from tasks that were completed; without a mailbox they come whole."""
-    stack.broker()
-    whole: dict[str, Any] = {"pipeline": "emulated", "options": QUICK}
-    one = stack.worker("one", **whole)
-    film = react(stack.client(), 24, seed=5)
-    assert one.stop() == 0
-    plain = stack.worker("plain", **whole, shared_memory_bytes_max=0)
-    assert react(stack.client(), 24, seed=5) == film
-    assert plain.stop() == 0
-    without = stack.worker("without", **whole, mailbox=0)
-    assert react(stack.client(), 24, seed=5) == film
-    assert without.stop() == 0
-    stack.worker("ends", stages="encode,decode", **whole)
-    stack.worker("middle", stages="denoise", **whole)
-    assert react(stack.client(), 24, seed=5) == film
-
-
 @pytest.mark.timeout(300)
 def test_a_world_is_the_same_from_one_worker_and_from_two(stack: Any) -> None:
     """The model's stages pass tensors on in one process as they do from one to another."""

@@ -142,16 +142,11 @@ class Process:
 
 
 class Film:
-    """One session at the client: by explicit controls, or by keys; its chunks lie unread for a while.
+    """One session at the client: by explicit controls, or by keys; its chunks lie unread for a while."""
 
-    One that `reacts` is steered by who looks at a chunk before the next control.
-    """
-
-    def __init__(self, key: str, spec: Any, *, by_keys: bool, reacts: bool) -> None:
+    def __init__(self, key: str, spec: Any, *, by_keys: bool) -> None:
         self.key = key
         self.by_keys = by_keys
-        self.reacts = reacts
-        self.limit = 0
         self.keys = Keys(spec)
         self.submitted = self.seen = 0
         self.unread: deque[m.Chunk] = deque()
@@ -169,7 +164,7 @@ class World:
         self.to_broker: dict[bytes, deque[tuple[int, Any]]] = {CLIENT: deque()}
         self.to_client: deque[Any] = deque()
         self.memories: dict[str, Memory] = {}
-        self.connections = self.processes_started = self.given = 0
+        self.connections = self.processes_started = 0
         self.client_maps = self.chance.random() < 0.8
         self.attachment = 0
         self.films: dict[str, Film] = {}
@@ -236,7 +231,6 @@ class World:
                 if isinstance(action.message, m.Welcome):
                     self.attachment = action.attachment
             elif process is not None:
-                self.given += isinstance(action.message, m.GiveInputs)
                 process.inbox.append((action.attachment, action.message))
             else:
                 self.to_serve(broker_events.Unreachable(self.now, action.route))
@@ -250,8 +244,7 @@ class World:
         match message:
             case m.Welcome() if not self.films:  # later ones say which pipelines there are
                 for number in range(SESSIONS):
-                    by_keys, reacts = number % 2 == 1, self.chance.random() < 0.7
-                    self.films[str(number)] = film = Film(str(number), self.spec, by_keys=by_keys, reacts=reacts)
+                    film = self.films[str(number)] = Film(str(number), self.spec, by_keys=number % 2 == 1)
                     binding: m.ControlBinding = "early" if number == 1 else "late"
                     self.tell(self.attachment, m.OpenSession(film.key, "toy", CHUNKS, control_binding=binding))
             case m.SessionOpened():
@@ -280,8 +273,6 @@ class World:
     def submit(self, session: str, limit: int) -> None:
         """The client gives each control that it may, unless it holds keys."""
         film = self.living[session]
-        film.limit = max(film.limit, limit)
-        limit = min(film.limit, film.seen + 1) if film.reacts else film.limit
         while not film.by_keys and film.submitted < limit:
             self.tell(self.attachment, m.SubmitControl(session, film.submitted, m.Artifact({"keys": []})))
             film.submitted += 1
@@ -300,8 +291,6 @@ class World:
         assert (chunk.applied.source == "explicit") == (not film.by_keys)
         film.seen += 1
         self.tell(self.attachment, m.Ack(session, film.seen, m.Credit(film.seen + WINDOW, 64 << 20)))
-        if not film.state:
-            self.submit(session, film.limit)
 
     def press(self, session: str) -> None:
         """The keys change; one of them stays down, so that the session goes on."""

@@ -58,14 +58,3 @@ def test_streaming_23_without_faults_every_session_is_completed(toy: Any, seed: 
         assert len(process.memory.written) < SESSIONS * CHUNKS
     if world.client_maps:
         assert any(process.memory.written for process in world.processes)
-
-
-def test_tasks_lie_at_a_worker_until_a_client_that_reacts_steers_them(toy: Any) -> None:
-    """In such a world: a session that is alone for a while has its tasks completed."""
-    given = 0
-    for seed in range(20):
-        world = World(toy.spec, toy, seed)
-        while not world.is_over:
-            world.step(faults=False)
-        given += world.given
-    assert given >= 5

@@ -7,7 +7,6 @@ import signal
 import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -19,7 +18,6 @@ from reelwire import tensors, wire
 from reelwire.messages import (
     Artifact,
     Draining,
-    GiveInputs,
     Goodbye,
     Heartbeat,
     InitializeStage,
@@ -52,21 +50,6 @@ def task(index: int, *keys: str) -> RunTask:
 
 def show(index: int, picture: Artifact) -> RunTask:
     return RunTask("s", "toy", "show", 1, 1, index, {"picture": picture}, index == 0, False)
-
-
-def test_a_task_that_was_sent_ahead_is_completed_by_its_control(broker: Any, start: Callable[..., Any]) -> None:
-    """It makes what it would have made with the control in it."""
-    start(broker.endpoint)
-    broker.attach()
-    broker.say(initialize())
-    broker.expect(StageInitialized)
-    for index, key in enumerate("wq"):
-        whole = task(index, key)
-        broker.say(replace(whole, inputs={}, awaits=("control",)))
-        broker.say(GiveInputs("s", "toy", "draw", 1, 1, index, whole.inputs))
-        assert broker.expect(TaskStarted).index == index
-        done = broker.expect(TaskDone)
-        assert (done.index, done.facts["keys"]) == (index, [key])
 
 
 def test_a_session_from_hello_to_goodbye(broker: Any, start: Callable[..., Any]) -> None:
