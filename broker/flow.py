@@ -199,9 +199,9 @@ class Flow:
         """Why the control of chunk `index` can't be accepted now; asking changes nothing.
 
         Nothing here keeps a control from being more than one chunk ahead of the output: whoever submits by index may go
-        as far as the edges have room, which is what the recorded traces of admission do. `SessionChanged.control_limit`
-        grants less, `control_limit` here and one chunk ahead in `Making`, so that a client that waits for the grant,
-        as the SDK does, is never further ahead than keys are.
+        as far as the edges have room, which is what the recorded traces of admission do. What is granted (`Chunk` and
+        `SessionChanged`) is less, `control_limit` here and one chunk ahead in `Delivering`, so that a client that waits
+        for the grant, as the SDK does, is never further ahead than keys are.
         """
         expected = self.next_control_index
         if index < 0:

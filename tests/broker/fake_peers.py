@@ -279,10 +279,13 @@ class Worker(Peer):
         self.rig.memory.has_read(self.reader(task))
         facts = more.get("facts", {stage: task.index})
         applied, constant = more.get("applied", self.applied(task)), more.get("constant", False)
+        if "outputs" not in more:  # what the broker sends when it knows of it comes after what awaits it
+            self.forwarded.update(((task.session, name, task.index), made) for name, made in outputs.items())
+            self.forward()
         self.say(done(task, outputs, facts, applied=applied, constant=constant))
         if "outputs" in more:  # what a test makes up may be wrong
             self._forget(task)
-        self.forwarded.update(((task.session, name, task.index), made) for name, made in outputs.items())
+            self.forwarded.update(((task.session, name, task.index), made) for name, made in outputs.items())
         self._next(stage)
         self.forward()
         return task
