@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import csv
 import json
-from itertools import product
+from itertools import pairwise, product
 from pathlib import Path
 
 import pytest
 from PIL import Image
 
 from reelwire.commands.bench_players import Played, Player
-from reelwire.commands.bench_schedule import Mode, Plan, _judged
+from reelwire.commands.bench_schedule import Mode, Plan, _judged, apart
 from reelwire.parts import ChunkTiming, ControlBinding
 
 from .conftest import Reelwire
@@ -121,3 +121,33 @@ def test_a_miss_is_told_and_a_hit_too() -> None:
     assert told["changing", "early", "change to frame"] == ""
     assert told["changing", "late", "change to frame"] == "MISSED mean"
     assert sum(not bound.holds for bound in bounds) == 3
+
+
+@pytest.mark.parametrize("between_s", [0.0, 0.002, 0.025, 0.09, 0.3])
+@pytest.mark.parametrize("counts", [{0.12: 15}, {0.175: 5, 0.145: 10}, {0.12: 1}], ids=["one", "two", "alone"])
+def test_sessions_of_one_period_are_never_at_the_same_point_of_it(counts: dict[float, int], between_s: float) -> None:
+    """They are at least a third as far from each other as there is room for; all starts are apart."""
+    periods = [period for period, count in counts.items() for _ in range(count)]
+    starts = apart(periods, between_s, 0.02)
+    assert all(later - earlier > 0.0199 for earlier, later in pairwise(starts))
+    for period, count in counts.items():
+        points = [start for start, each in zip(starts, periods, strict=True) if each == period]
+        assert nearest(points, period) > 0.33 * period / count
+
+
+def test_no_end_of_a_stage_meets_another_sessions() -> None:
+    """With the usual times: the ends of denoise and those of decode are 2 ms from each other, or more."""
+    plan = Plan()
+    bindings: tuple[ControlBinding, ...] = ("early", "late")
+    for player, binding in product(HOLD, bindings):
+        starts = plan.starts(player, binding)
+        assert nearest([*starts, *(start + 0.025 for start in starts)], 0.12) > 0.002
+    starts = plan.starts("reacting", "late")
+    b_and_c = [start for mode, start in zip(plan.modes, starts, strict=True) if mode != "a"]
+    assert nearest([*b_and_c, *(start - 0.025 for start in b_and_c)], 0.145) > 0.002
+
+
+def nearest(moments: list[float], period: float) -> float:
+    """How near the two nearest of these are to each other in rounds of that length."""
+    points = sorted(moment % period for moment in moments)
+    return min(later - earlier for earlier, later in pairwise([*points, points[0] + period]))

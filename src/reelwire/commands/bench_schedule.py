@@ -13,8 +13,10 @@ of client run side by side, the kinds one after the other.
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -77,10 +79,25 @@ class Plan:
     @property
     def sessions_s(self) -> float:
         """How long the sessions take at least, in seconds: in each mode and round at once, by kind one after the other."""
-        together = self.rounds * len(REFILLS)
-        apart_s = max(self.slowest_s / together, APART_S) * (together - 1)
-        slowest = [max(self._takes_s(mode, *kind) for mode in REFILLS) for kind in KINDS]
-        return sum(slowest) + len(KINDS) * apart_s
+        takes = 0.0
+        for kind in KINDS:
+            starts = zip(self.modes, self.starts(*kind), strict=True)
+            takes += max(start_s + self._takes_s(mode, *kind) for mode, start_s in starts)
+        return takes
+
+    @property
+    def modes(self) -> list[Mode]:
+        """Of the sessions that are played at once."""
+        return [mode for mode in REFILLS for _ in range(self.rounds)]
+
+    def starts(self, player: Player, binding: ControlBinding) -> list[float]:
+        """When each of these sessions starts, in seconds.
+
+        Each has two moments in a chunk at which messages go and threads wake: the end of denoise and that of decode. No
+        two sessions of one period have theirs together, or they would wait for each other's at every chunk anew.
+        """
+        best = {mode: self.best(mode, player, binding)["period"].mean for mode in REFILLS}
+        return apart([best[mode] for mode in self.modes], self.decode_s, APART_S)
 
     def _takes_s(self, mode: Mode, player: Player, binding: ControlBinding) -> float:
         best = self.best(mode, player, binding)
@@ -110,6 +127,32 @@ class Plan:
         return shown["late"] <= CHANGE_SHARE * shown["early"]
 
 
+def apart(periods: Sequence[float], between_s: float, apart_s: float) -> list[float]:
+    """When sessions start, so that those of one period are at different points of it all the time.
+
+    Args:
+        periods: how long a round of each session takes, in seconds.
+        between_s: seconds between two moments of a round at which something is done; as far as the rounds have room for
+            that, the one doesn't meet the other of another session.
+        apart_s: seconds between two starts, at least.
+    """
+    points: dict[float, list[float]] = {}
+    for period, count in Counter(periods).items():
+        step = period / count
+        if (
+            between_s > step / 2
+        ):  # in which a number of steps and a half go: the other moments lie in the middle of a step
+            step = between_s / (math.ceil(between_s / step - 0.5) + 0.5)
+        points[period] = [number * step for number in range(count)]
+    starts, earliest = [], 0.0
+    for period in periods:
+        start, point = min((earliest + (point - earliest) % period, point) for point in points[period])
+        points[period].remove(point)
+        starts.append(start)
+        earliest = start + apart_s
+    return starts
+
+
 def run(plan: Plan, timelines: Path | None = None) -> Report:
     """Play every kind of client in every mode.
 
@@ -122,7 +165,7 @@ def run(plan: Plan, timelines: Path | None = None) -> Report:
     from .bench_stack import Others, stack
 
     load, began = load_before(), time.monotonic()
-    modes: list[Mode] = [mode for mode in REFILLS for _ in range(plan.rounds)]
+    modes = plan.modes
     measured: dict[tuple[Mode, Player, ControlBinding], list[Played]] = {}
     expected = f"{plan.sessions_s:.0f} s, and before it as long as {len(modes) + 1} processes need to start"
     kinds = phases("schedule", expected, KINDS, lambda kind: f"sessions {kind[0]}, {_bound_as(*kind)}")
@@ -130,11 +173,9 @@ def run(plan: Plan, timelines: Path | None = None) -> Report:
         others = Others(running)
         connected = [clients.enter_context(Client(running.endpoint)) for _ in modes]
         for player, binding in kinds:
-            apart = max(plan.slowest_s / len(modes), APART_S)
-            parts = [
-                Part(_stream(mode), player, binding, plan.warmup + plan.chunks, seed, seed * apart)
-                for seed, mode in enumerate(modes)
-            ]
+            starts = enumerate(zip(modes, plan.starts(player, binding), strict=True))
+            chunks = plan.warmup + plan.chunks
+            parts = [Part(_stream(mode), player, binding, chunks, seed, at) for seed, (mode, at) in starts]
             for mode, played in zip(modes, play(connected, parts), strict=True):
                 measured.setdefault((mode, player, binding), []).append(played)
         said = others.said()
