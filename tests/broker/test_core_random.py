@@ -20,7 +20,6 @@ from reelwire.messages import Artifact, Failure
 from reelwire.tensors import Shared, TensorRef
 
 STEPS = 250
-SEEDS = range(60)
 STAGES = ("encode", "denoise", "decode")
 SMALL_TALK = (m.TaskDone, m.TaskStarted, m.StageInitialized, m.StageReleased, m.StageFailed, m.Ack, m.SetKeys)
 """What nobody waits for an answer to."""
@@ -291,7 +290,7 @@ def check_applied(chaos: Chaos, chunks: list[m.Chunk]) -> None:
         assert (applied.source == "still") <= ((chunk.session, chunk.index) in bound)
 
 
-@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.seeds(60)
 def test_streaming_18_any_schedule_delivers_in_order_once_and_ends(kit: Any, seed: int) -> None:
     """Whatever happens: chunks come in order, each once; every session ends; nothing is left in a table."""
     chaos = Chaos(kit, seed)
@@ -314,7 +313,7 @@ def test_streaming_18_any_schedule_delivers_in_order_once_and_ends(kit: Any, see
         assert all(stage["sessions"] == stage["tasks"] == stage["cache_bytes"] == 0 for stage in worker["stages"])
 
 
-@pytest.mark.parametrize("seed", range(30))
+@pytest.mark.seeds(30)
 def test_streaming_34_lies_in_any_schedule_break_nothing(kit: Any, seed: int) -> None:
     """Messages that make no sense never raise, never break an invariant, and leave nothing behind."""
     chaos = Chaos(kit, 1000 + seed)

@@ -50,7 +50,7 @@ class Oracle:
         self.given.pop(name, None)
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.seeds(20)
 def test_streaming_13_turns_are_those_of_the_rule_word_for_word(seed: int) -> None:
     """Whoever comes, waits no longer, leaves and comes back: the same turns as a search through all of them gives."""
     rng = random.Random(seed)

@@ -91,7 +91,7 @@ def grants_of(limit: int) -> list[m.SessionChanged | m.Heartbeat]:
     return [m.SessionChanged("s", "running", limit), m.Heartbeat(grants=(m.ControlGrant("s", limit),))]
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.seeds(20)
 def test_streaming_11_lost_repeated_and_reordered_grants_do_no_harm(attached: Rig, seed: int) -> None:
     """Only the largest that arrived counts: each control below it was sent once, in order, and none above it."""
     rng = random.Random(seed)

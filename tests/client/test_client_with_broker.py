@@ -15,7 +15,7 @@ from reelwire.errors import ControlError, SessionError
 from .joined_cores import Film, World, act, finish, keys_of
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.seeds(40)
 def test_streaming_15_controls_by_index_are_applied_to_their_chunks_under_any_schedule(seed: int) -> None:
     """Whatever is delayed, every accepted control stands in its chunk, none is refused for room, and nothing is left."""
     world = World(seed)
@@ -45,7 +45,7 @@ def test_streaming_15_controls_by_index_are_applied_to_their_chunks_under_any_sc
 
 
 @pytest.mark.parametrize("binding", ["late", "early"])
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.seeds(20)
 def test_streaming_14_held_keys_drive_a_session_under_any_schedule(seed: int, binding: str) -> None:
     """Keys go up and down at random: chunks come in order, each with keys that were down, and the session completes."""
     world = World(seed)
@@ -74,7 +74,7 @@ def test_streaming_14_held_keys_drive_a_session_under_any_schedule(seed: int, bi
     assert revisions == sorted(revisions)
 
 
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.seeds(10)
 def test_streaming_11_lost_credit_and_lost_grants_only_cost_time(seed: int) -> None:
     """Every acknowledgement and most news of grants are lost: heartbeats repeat them, and the session completes."""
     rng = random.Random(seed)
@@ -98,7 +98,7 @@ def test_streaming_11_lost_credit_and_lost_grants_only_cost_time(seed: int) -> N
     assert world.broker.sessions == {}
 
 
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.seeds(10)
 def test_streaming_23_a_stage_that_breaks_fails_its_session_after_the_chunks_before_it(seed: int) -> None:
     """The chunks below the broken one come, the error names it, and the other session completes."""
     world = World(seed)
@@ -118,7 +118,7 @@ def test_streaming_23_a_stage_that_breaks_fails_its_session_after_the_chunks_bef
 
 
 @pytest.mark.parametrize("mode", ["drain", "cancel"])
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.seeds(10)
 def test_streaming_22_an_end_leaves_nothing_behind(seed: int, mode: m.EndMode) -> None:
     """Ended while chunks are under way and nobody reads: a drain still gives all that was accepted, a cancel nothing."""
     world = World(seed)
@@ -143,7 +143,7 @@ def test_streaming_22_an_end_leaves_nothing_behind(seed: int, mode: m.EndMode) -
     assert world.worker.held == set()
 
 
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.seeds(10)
 def test_a_cut_connection_fails_the_sessions_and_the_client_comes_back(seed: int) -> None:
     """The old session ends at the broker when its grace is over; a new one is opened over the new connection."""
     world = World(seed, client_grace_s=5.0)

@@ -63,7 +63,7 @@ def step(cache: RollingCache, naive: ShiftingRow, start: int, count: int, genera
     assert torch.equal(ordered_values, -naive.row)
 
 
-@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.seeds(60)
 def test_ring_and_shift_can_not_be_told_apart(seed: int) -> None:
     """For random sizes, sinks, limits and calls the ring shows the same tokens, row and cursors as a real shift."""
     choice = random.Random(seed)
@@ -79,7 +79,7 @@ def test_ring_and_shift_can_not_be_told_apart(seed: int) -> None:
             step(cache, naive, index * chunk * frame, chunk * frame, generator)
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.seeds(20)
 def test_chunks_may_have_different_sizes(seed: int) -> None:
     """Calls of changing sizes, each following the one before, evict as a shift does."""
     choice = random.Random(seed)

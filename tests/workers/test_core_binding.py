@@ -297,7 +297,7 @@ class Table:
         assert len(set(player.taps)) == len(player.taps), "a one-shot was applied twice"
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.seeds(40)
 def test_streaming_15_whatever_the_schedule_the_newest_keys_that_came_are_applied(
     rig: Any, toy: Any, seed: int
 ) -> None:

@@ -204,7 +204,7 @@ def test_streaming_37_a_stage_that_may_still_read_fails_a_drain(rig: Any, toy: A
     assert worker.sent[-1] == Goodbye("what was lent of the shared memory didn't come back within 2 s")
 
 
-@pytest.mark.parametrize("seed", range(30))
+@pytest.mark.seeds(30)
 def test_no_piece_is_free_while_somebody_may_read_it(rig: Any, toy: Any, seed: int) -> None:
     """Whatever the order: each piece is taken back once, and only when it came back or was never sent."""
     chance = random.Random(seed)

@@ -22,7 +22,7 @@ def check_nothing_is_left(world: World) -> None:
         assert not process.memory.out, "shared memory that nobody gives back"
 
 
-@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.seeds(60)
 def test_streaming_22_every_session_ends_and_nothing_is_left(toy: Any, seed: int) -> None:
     """With workers that restart or drain, connections that break and stages that raise: each session ends once, in order.
 
@@ -42,7 +42,7 @@ def test_streaming_22_every_session_ends_and_nothing_is_left(toy: Any, seed: int
         assert film.state != "completed" or film.seen == CHUNKS
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.seeds(20)
 def test_streaming_23_without_faults_every_session_is_completed(toy: Any, seed: int) -> None:
     """Whatever the order in which things happen, no message is out of protocol, and memory is used again."""
     world = World(toy.spec, toy, seed)
