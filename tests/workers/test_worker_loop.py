@@ -5,8 +5,10 @@ from __future__ import annotations
 import gc
 import signal
 import sys
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -33,7 +35,7 @@ from reelwire.messages import (
     WorkerHello,
 )
 from reelwire.workers.config import WorkerConfig
-from reelwire.workers.loop import run
+from reelwire.workers.loop import _Loop, run
 from reelwire.workers.runner import StageThread
 
 PIPELINE = f"{Path(__file__).parent / 'numpy_pipeline.py'}:build"
@@ -214,6 +216,50 @@ def test_a_stage_that_can_not_be_built_ends_the_worker(
     assert says in worker.said()
 
 
+@contextmanager
+def inside(endpoint: str) -> Iterator[Future[int]]:
+    """A worker in this process, and how it ends."""
+    interval = sys.getswitchinterval()
+    with ThreadPoolExecutor(1) as pool:
+        try:
+            yield pool.submit(run, WorkerConfig(broker=endpoint, name="w", pipeline=PIPELINE), lambda _: None)
+        finally:
+            sys.setswitchinterval(interval)
+            gc.unfreeze()
+
+
+def test_a_result_does_not_wait_for_the_loop(broker: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its stage's own thread sends it, while the one that waits for the broker does nothing."""
+    still, go_on = threading.Event(), threading.Event()
+    wait, do = _Loop._wait, StageThread._do
+
+    def wait_longer(self: Any) -> Any:
+        job = self._core.actors["draw"].running
+        if job is not None and isinstance(job.work, RunTask):
+            still.set()
+            assert go_on.wait(LIMIT_S)
+        return wait(self)
+
+    def do_then(self: Any, job: Any) -> Any:
+        report = do(self, job)
+        assert not isinstance(job.work, RunTask) or still.wait(LIMIT_S)
+        return report
+
+    monkeypatch.setattr(_Loop, "_wait", wait_longer)
+    monkeypatch.setattr(StageThread, "_do", do_then)
+    with inside(broker.endpoint) as ended:
+        broker.attach()
+        broker.say(initialize())
+        broker.expect(StageInitialized)
+        broker.say(task(0))
+        broker.expect(TaskStarted)
+        assert broker.expect(TaskDone).index == 0
+        assert not go_on.is_set()
+        go_on.set()
+        broker.say(Rejected("version", "too old"))
+        assert ended.result(LIMIT_S) == 3
+
+
 def test_what_goes_wrong_with_a_result_ends_the_worker(broker: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Although it does so on a stage's thread: a fault of ours is not lost with that."""
 
@@ -221,18 +267,13 @@ def test_what_goes_wrong_with_a_result_ends_the_worker(broker: Any, monkeypatch:
         raise ZeroDivisionError
 
     monkeypatch.setattr(StageThread, "_pack", broken)
-    config = WorkerConfig(broker=broker.endpoint, name="w", pipeline=PIPELINE)
-    interval = sys.getswitchinterval()
-    with ThreadPoolExecutor(1) as pool:
-        ended = pool.submit(run, config, lambda _: None)
+    with inside(broker.endpoint) as ended:
         broker.attach()
         broker.say(initialize())
         broker.expect(StageInitialized)
         broker.say(task(0))
         with pytest.raises(ZeroDivisionError):
             ended.result(LIMIT_S)
-    sys.setswitchinterval(interval)
-    gc.unfreeze()
 
 
 @pytest.mark.parametrize(
