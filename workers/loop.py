@@ -167,6 +167,8 @@ class _Loop:
 
     def _pass_on(self, report: Finished) -> None:
         for action in self._core.reported(report):
+            if isinstance(action, Run):
+                self._outbox.flush()  # or another thread would take the interpreter before the result has left
             self._perform(action)
         self._outbox.flush()
 

@@ -178,9 +178,8 @@ class StageThread:
                 with self._on_device():
                     reply = self._perform(job)
             if isinstance(reply, TaskDone):
-                _check_tensors(
-                    reply, self.limits
-                )  # all that is likely to be too large, before another stage is given it
+                # All that is likely to be too large, before another stage is given it.
+                _check_tensors(reply, self.limits)
             else:
                 _check_sendable(reply, self.limits)
         except BaseException as error:  # noqa: BLE001 - whatever a stage raises fails its session, not the worker

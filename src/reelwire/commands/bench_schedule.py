@@ -139,9 +139,8 @@ def apart(periods: Sequence[float], between_s: float, apart_s: float) -> list[fl
     points: dict[float, list[float]] = {}
     for period, count in Counter(periods).items():
         step = period / count
-        if (
-            between_s > step / 2
-        ):  # in which a number of steps and a half go: the other moments lie in the middle of a step
+        if between_s > step / 2:
+            # A number of steps and a half go into it: the other moments lie in the middle of a step.
             step = between_s / (math.ceil(between_s / step - 0.5) + 0.5)
         points[period] = [number * step for number in range(count)]
     starts, earliest = [], 0.0
