@@ -217,12 +217,17 @@ def test_a_stage_that_can_not_be_built_ends_the_worker(
 
 
 @contextmanager
-def inside(endpoint: str) -> Iterator[Future[int]]:
-    """A worker in this process, and how it ends."""
+def inside(broker: Any) -> Iterator[Future[int]]:
+    """A worker in this process that has a session and is given a task, and how it ends."""
     interval = sys.getswitchinterval()
     with ThreadPoolExecutor(1) as pool:
         try:
-            yield pool.submit(run, WorkerConfig(broker=endpoint, name="w", pipeline=PIPELINE), lambda _: None)
+            ended = pool.submit(run, WorkerConfig(broker=broker.endpoint, name="w", pipeline=PIPELINE), lambda _: None)
+            broker.attach()
+            broker.say(initialize())
+            broker.expect(StageInitialized)
+            broker.say(task(0))
+            yield ended
         finally:
             sys.setswitchinterval(interval)
             gc.unfreeze()
@@ -247,11 +252,7 @@ def test_a_result_does_not_wait_for_the_loop(broker: Any, monkeypatch: pytest.Mo
 
     monkeypatch.setattr(_Loop, "_wait", wait_longer)
     monkeypatch.setattr(StageThread, "_do", do_then)
-    with inside(broker.endpoint) as ended:
-        broker.attach()
-        broker.say(initialize())
-        broker.expect(StageInitialized)
-        broker.say(task(0))
+    with inside(broker) as ended:
         broker.expect(TaskStarted)
         assert broker.expect(TaskDone).index == 0
         assert not go_on.is_set()
@@ -267,13 +268,8 @@ def test_what_goes_wrong_with_a_result_ends_the_worker(broker: Any, monkeypatch:
         raise ZeroDivisionError
 
     monkeypatch.setattr(StageThread, "_pack", broken)
-    with inside(broker.endpoint) as ended:
-        broker.attach()
-        broker.say(initialize())
-        broker.expect(StageInitialized)
-        broker.say(task(0))
-        with pytest.raises(ZeroDivisionError):
-            ended.result(LIMIT_S)
+    with inside(broker) as ended, pytest.raises(ZeroDivisionError):
+        ended.result(LIMIT_S)
 
 
 @pytest.mark.parametrize(

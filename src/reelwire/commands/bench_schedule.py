@@ -103,11 +103,6 @@ class Plan:
         best = self.best(mode, player, binding)
         return best["first chunk"].mean + (self.warmup + self.chunks - 1) * best["period"].mean
 
-    @property
-    def slowest_s(self) -> float:
-        """Time of the slowest stage for a chunk."""
-        return max(self.encode_s, self.denoise_s, self.decode_s)
-
     def best(self, mode: Mode, player: Player, binding: ControlBinding) -> dict[str, Spread]:
         """What can't be beaten, of the chunks that are measured: period, control to frame, first chunk."""
         times = Times(self.encode_s, self.denoise_s, self.decode_s)
