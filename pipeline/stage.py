@@ -126,3 +126,47 @@ class Pipeline(Protocol):
         stream of the stage's own as the current one: what the stage computes there, the worker waits for.
         """
         ...
+
+
+class Ranks(Protocol):
+    """A worker group as one of its ranks sees it; `parallel.Parallel` is the one with collectives in it."""
+
+    @property
+    def rank(self) -> int:
+        """Which this is, from 0; 0 leads."""
+        ...
+
+    @property
+    def world(self) -> int:
+        """How many there are."""
+        ...
+
+
+@runtime_checkable
+class ParallelPipeline(Protocol):
+    """A pipeline some of whose stages can be computed by all ranks of a worker group together.
+
+    Every rank builds such a stage and is given the same calls in the same order: what `Stage.run` returns counts on rank 0
+    alone. The other stages of the pipeline live on rank 0, as on a worker without a group.
+
+    Attributes:
+        parallel_stages: their names.
+    """
+
+    parallel_stages: tuple[str, ...]
+
+    def check_group(self, world: int) -> None:
+        """Check that a group of `world` ranks can compute them; loads nothing.
+
+        Raises:
+            RequestError: it can't, as when `world` doesn't divide the attention heads; the field is ``world``.
+        """
+        ...
+
+    def build_parallel(self, stage: str, device: str, ranks: Ranks) -> Stage:
+        """Load one of `parallel_stages` for the rank that calls; as `Pipeline.build` otherwise.
+
+        `ranks` has its process group when the stage is first run, and may have another one at a later run: a group that
+        had to be formed again keeps its weights.
+        """
+        ...

@@ -16,6 +16,46 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from .controls import KeyState
+from .group_messages import EndGroup as EndGroup
+from .group_messages import GroupFormed as GroupFormed
+from .group_messages import GroupOpened as GroupOpened
+from .group_messages import JoinGroup as JoinGroup
+from .group_messages import LeadGroup as LeadGroup
+from .group_messages import RanksLost as RanksLost
+from .job_messages import AskJobs as AskJobs
+from .job_messages import BeginUpload as BeginUpload
+from .job_messages import CancelJob as CancelJob
+from .job_messages import DeleteJob as DeleteJob
+from .job_messages import FetchResult as FetchResult
+from .job_messages import FileGone as FileGone
+from .job_messages import FilePart as FilePart
+from .job_messages import ForgetJob as ForgetJob
+from .job_messages import JobAccepted as JobAccepted
+from .job_messages import JobChanged as JobChanged
+from .job_messages import JobEnded as JobEnded
+from .job_messages import JobFile as JobFile
+from .job_messages import JobProgress as JobProgress
+from .job_messages import JobRefused as JobRefused
+from .job_messages import Jobs as Jobs
+from .job_messages import ResultPart as ResultPart
+from .job_messages import RunJob as RunJob
+from .job_messages import StopJob as StopJob
+from .job_messages import SubmitJob as SubmitJob
+from .job_messages import UploadGrant as UploadGrant
+from .job_messages import UploadPart as UploadPart
+from .job_messages import UploadRefused as UploadRefused
+from .job_messages import UploadStored as UploadStored
+from .job_messages import WantFile as WantFile
+from .job_messages import WatchJob as WatchJob
+from .job_parts import FileOffer as FileOffer
+from .job_parts import FileRole as FileRole
+from .job_parts import HeldJob as HeldJob
+from .job_parts import JobInfo as JobInfo
+from .job_parts import JobPhase as JobPhase
+from .job_parts import Media as Media
+from .job_parts import Member as Member
+from .job_parts import Membership as Membership
+from .job_spec import JobSpec
 from .parts import Applied as Applied
 from .parts import Artifact as Artifact
 from .parts import ChunkTiming as ChunkTiming
@@ -189,6 +229,7 @@ class Welcome:
         missed: intervals of silence after which a peer counts as dead.
         limits: named limits, units in the names.
         specs: what can be asked for (to clients).
+        jobs: kinds of jobs that can be asked for (to clients).
     """
 
     name: str
@@ -197,6 +238,7 @@ class Welcome:
     missed: int
     limits: Mapping[str, int]
     specs: tuple[StreamSpec, ...] = ()
+    jobs: tuple[JobSpec, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -323,6 +365,14 @@ ClientMessage = (
     | AskStatus
     | AskMetrics
     | MemoryProbed
+    | BeginUpload
+    | UploadPart
+    | SubmitJob
+    | AskJobs
+    | WatchJob
+    | CancelJob
+    | DeleteJob
+    | FetchResult
 )
 WorkerMessage = (
     WorkerHello
@@ -336,6 +386,15 @@ WorkerMessage = (
     | TaskStarted
     | TaskDone
     | MemoryProbed
+    | GroupOpened
+    | GroupFormed
+    | RanksLost
+    | JobProgress
+    | JobFile
+    | JobEnded
+    | WantFile
+    | FilePart
+    | FileGone
 )
 ToClient = (
     Welcome
@@ -352,6 +411,14 @@ ToClient = (
     | Status
     | Metrics
     | ProbeMemory
+    | UploadGrant
+    | UploadStored
+    | UploadRefused
+    | JobAccepted
+    | JobRefused
+    | Jobs
+    | JobChanged
+    | ResultPart
 )
 ToWorker = (
     Welcome
@@ -364,6 +431,15 @@ ToWorker = (
     | ReleaseStage
     | ProbeMemory
     | ReturnSegments
+    | LeadGroup
+    | JoinGroup
+    | EndGroup
+    | RunJob
+    | StopJob
+    | ForgetJob
+    | WantFile
+    | FilePart
+    | FileGone
 )
 ToBroker = ClientMessage | WorkerMessage
 FromBroker = ToClient | ToWorker

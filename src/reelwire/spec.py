@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, Protocol
 
 from .checks import shown
 from .errors import RequestError as RequestError
@@ -90,7 +90,8 @@ class Parameter:
     """One named value that a session request may carry.
 
     `minimum`, `maximum` bound numbers (inclusive); for strings they bound the length. `choices` lists what is
-    accepted, if that is a closed set. Without a `default` the parameter is required.
+    accepted, if that is a closed set. With `multiple_of` an integer must be so many times something above `minimum`:
+    1 and 4 stand for counts of the form 4k+1.
     """
 
     name: str
@@ -101,6 +102,7 @@ class Parameter:
     minimum: int | float | None = None
     maximum: int | float | None = None
     choices: tuple[str, ...] = ()
+    multiple_of: int | None = None
 
 
 FLOATS = {"float": ("float32", "float64")}
@@ -400,7 +402,16 @@ def check_registrable(spec: StreamSpec) -> None:
         )
 
 
-def check_parameters(spec: StreamSpec, given: Mapping[str, Plain]) -> dict[str, bool | int | float | str | None]:
+class HasParameters(Protocol):
+    """A spec that says what a request may say."""
+
+    @property
+    def parameters(self) -> tuple[Parameter, ...]:
+        """All of them."""
+        ...
+
+
+def check_parameters(spec: HasParameters, given: Mapping[str, Plain]) -> dict[str, bool | int | float | str | None]:
     """The parameters of a request, complete: checked against the spec, with its defaults filled in.
 
     None stands for a parameter that wasn't given, so complete parameters can be checked again.
@@ -472,6 +483,13 @@ def _check_parameter(parameter: Parameter, value: Plain) -> bool | int | float |
         raise RequestError(name, f"{size}{unit} is below the least accepted, {parameter.minimum}")
     if parameter.maximum is not None and size > parameter.maximum:
         raise RequestError(name, f"{size}{unit} is above the most accepted, {parameter.maximum}")
+    if parameter.multiple_of is not None and isinstance(value, int):
+        stride, first = parameter.multiple_of, int(parameter.minimum or 0)
+        if (value - first) % stride:
+            near = value - (value - first) % stride
+            raise RequestError(
+                name, f"{value} is not of the form {stride}k+{first}; accepted: such as {near} or {near + stride}"
+            )
     return value
 
 

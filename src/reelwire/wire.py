@@ -23,13 +23,13 @@ from typing import Any, Generic, TypeVar, cast
 
 import msgpack
 
-from . import messages
+from . import group_messages, messages
 from .codec import Buffer as Buffer
 from .codec import Decoder, Frames, decoder, encoder
 from .errors import VersionMismatch, WireError
 
 MAGIC = "reelwire"
-PROTOCOL = 2
+PROTOCOL = 3
 TOGETHER_MAX = 256
 """Messages that may travel together."""
 TOGETHER_HEADER_BYTES_MAX = 128 << 10
@@ -217,6 +217,9 @@ class Direction(Generic[M]):
 TO_BROKER: Direction[messages.ToBroker] = Direction(messages.ToBroker)
 TO_CLIENT: Direction[messages.ToClient] = Direction(messages.ToClient)
 TO_WORKER: Direction[messages.ToWorker] = Direction(messages.ToWorker)
+TO_RANK: Direction[group_messages.ToRank] = Direction(group_messages.ToRank)
+TO_LEADER: Direction[group_messages.ToLeader] = Direction(group_messages.ToLeader)
+Sendable = messages.Message | group_messages.ToRank | group_messages.ToLeader
 
 
 def prepare(receives: Direction[Any], sends: object) -> None:
@@ -232,7 +235,7 @@ def prepare(receives: Direction[Any], sends: object) -> None:
         encoder(kind)
 
 
-def encode(what: messages.Message | Sequence[messages.Message], attachment: int) -> list[Buffer]:
+def encode(what: Sendable | Sequence[Sendable], attachment: int) -> list[Buffer]:
     """The frames of one message, or of several that travel together; tensors' bytes are not copied.
 
     Raises:
@@ -247,7 +250,7 @@ def encode(what: messages.Message | Sequence[messages.Message], attachment: int)
     return [_header(attachment, entries), *tensors]
 
 
-def pack(message: messages.Message) -> Packed:
+def pack(message: Sendable) -> Packed:
     """A message by itself; a `Batch` puts it on its way.
 
     Raises:

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from .controls import KeyState
+from .job_parts import HeldJob, Membership
+from .job_spec import JobSpec
 from .parts import Applied, Artifact, Failure, Phase, Reservation, SegmentUse
 from .spec import Plain, StreamSpec
 from .tensors import TensorRef
@@ -61,6 +63,7 @@ class StageOffer:
         slots: most sessions at once.
         cache_bytes_max: most bytes of all sessions' caches.
         mailbox: tasks that may wait behind the running one.
+        grouped: all ranks of the worker's group compute it together: each of them is told what is asked of it.
     """
 
     pipeline: str
@@ -68,6 +71,7 @@ class StageOffer:
     slots: int
     cache_bytes_max: int
     mailbox: int = 1
+    grouped: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +88,9 @@ class WorkerHello:
         limits: what it accepts, by name, as in `ClientHello`.
         memory: shared memory that it can write; None when it has none.
         forwards: it gives what one of its stages makes to another one itself, to tasks that await it.
+        group: its place in a worker group; None: it is none's. The stages are those of rank 0; other ranks have none.
+        jobs: kinds of jobs that it does, with the group that it leads or by itself; of rank 0 too.
+        held: jobs that it has already, when it has lost a broker.
     """
 
     version: str
@@ -95,6 +102,9 @@ class WorkerHello:
     limits: Mapping[str, int] = field(default_factory=dict)
     memory: MemoryOffer | None = None
     forwards: bool = False
+    group: Membership | None = None
+    jobs: tuple[JobSpec, ...] = ()
+    held: tuple[HeldJob, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,7 +205,7 @@ class TaskDone:
 
 @dataclass(frozen=True, slots=True)
 class InitializeStage:
-    """Make the caches of a session at a stage."""
+    """Make the caches of a session at a stage. `sequence`: where a group computes it, the number of the group's body."""
 
     session: str
     pipeline: str
@@ -206,6 +216,7 @@ class InitializeStage:
     parameters: Mapping[str, Plain]
     tensors: Mapping[str, TensorRef]
     handed: Artifact
+    sequence: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,6 +237,7 @@ class RunTask:
         shared: outputs that all their readers can take from the worker's shared memory.
         awaits: inputs that aren't here yet, because another stage of this worker makes them for the same chunk: the task
             begins when they are made.
+        sequence: where a group computes the stage, the number of the group's body; else 0.
     """
 
     session: str
@@ -240,6 +252,7 @@ class RunTask:
     reservation: Reservation | None = None
     shared: tuple[str, ...] = ()
     awaits: tuple[str, ...] = ()
+    sequence: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,173 @@
+"""What the ranks of a worker group are told by the broker, and say to each other; see `messages` and `workers/leader.py`.
+
+A group's *epoch* counts its formings, over all brokers; a rank that holds another one is fenced off. *Bodies* (what a task or
+a job is about) come from the broker to every rank, numbered by the group's own *sequence*. What is done with them, and when,
+is the leader's *decision*: a message over the link between the ranks, numbered too.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from .job_parts import Member
+from .parts import Applied, Failure
+
+Act = Literal["form", "initialize", "run", "release", "start", "step", "checkpoint", "end", "leave"]
+"""What a decision can say; see `Decision`."""
+
+# --- broker to rank ------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class LeadGroup:
+    """To rank 0, when all ranks are attached: begin an epoch, and say where the others find you.
+
+    Attributes:
+        epoch: the new epoch.
+        secret: what the others will say on the link.
+        members: all ranks.
+    """
+
+    epoch: int
+    secret: bytes
+    members: tuple[Member, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class JoinGroup:
+    """To the other ranks: the leader can be found.
+
+    Attributes:
+        epoch: the epoch.
+        secret: what to say on the link.
+        members: all ranks.
+        link: endpoint of the leader's link.
+        store: ``HOST:PORT`` of the leader's TCPStore.
+    """
+
+    epoch: int
+    secret: bytes
+    members: tuple[Member, ...]
+    link: str
+    store: str
+
+
+@dataclass(frozen=True, slots=True)
+class EndGroup:
+    """To every rank: the epoch is over.
+
+    Attributes:
+        epoch: which.
+        lost: ranks that are dead, or to be killed by whoever can.
+        reason: one sentence.
+    """
+
+    epoch: int
+    lost: tuple[int, ...]
+    reason: str
+
+
+# --- rank to broker ------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class GroupOpened:
+    """Of rank 0: where the others find it in this epoch; as in `JoinGroup`."""
+
+    epoch: int
+    link: str
+    store: str
+
+
+@dataclass(frozen=True, slots=True)
+class GroupFormed:
+    """Of rank 0: all ranks have met and have their weights; tasks and jobs can come."""
+
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class RanksLost:
+    """Ranks are gone, or do nothing any more: the epoch can't go on."""
+
+    epoch: int
+    ranks: tuple[int, ...]
+    reason: str
+
+
+# --- between the ranks, over the link --------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class RankHello:
+    """First message of a rank on the link."""
+
+    epoch: int
+    secret: bytes
+    rank: int
+
+
+@dataclass(frozen=True, slots=True)
+class Have:
+    """A rank has the body of that number, and can read its inputs; `lacks`: of a job's files it can't see any itself."""
+
+    sequence: int
+    lacks: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """The leader's word on what all ranks do next. The next one comes when all have answered this one.
+
+    Attributes:
+        number: from 1 within the epoch.
+        act: ``form``: leave the process group, if there is one, and meet in a new one (`round` names it);
+            ``initialize``, ``run``: what body `sequence` says; ``release``: drop a session at
+            a stage; ``start``: begin the job of body `sequence`, up to its first yield; ``step``: go on with it to its next
+            yield; ``checkpoint``: note that the job's state was kept here; ``end``: close it; ``leave``: leave the process
+            group and end the process.
+        sequence: number of the body.
+        round: number of the process group within the epoch.
+        applied: of a ``run``, the control that its reservation was bound to.
+        session: of a ``release``.
+        stage: of a ``release``.
+        drops: bodies that nobody will ask for any more.
+        share: of a ``start``: the leader broadcasts the job's files first, because some rank lacks them.
+    """
+
+    number: int
+    act: Act
+    sequence: int = 0
+    round: int = 0
+    applied: Applied | None = None
+    session: str = ""
+    stage: str = ""
+    drops: tuple[int, ...] = ()
+    share: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """A rank has done what a decision said.
+
+    Attributes:
+        number: of the decision.
+        failure: why it couldn't.
+        broken: it failed because a collective did, so another rank is to blame.
+    """
+
+    number: int
+    failure: Failure | None = None
+    broken: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Farewell:
+    """Of either side: this process leaves now, and why."""
+
+    reason: str
+
+
+ToRank = Decision | Farewell
+ToLeader = RankHello | Have | Outcome | Farewell
