@@ -6,8 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+from reelwire.job_spec import MediaInput
 from reelwire.messages import FromBroker
 from reelwire.wire import Limits, Packed
+
+from .job_record import JobRecord
 
 Level = Literal["debug", "info", "warning", "error"]
 
@@ -54,4 +57,99 @@ class Stop:
     """Leave the loop."""
 
 
-Action = Send | Forget | Log | Stop
+@dataclass(frozen=True, slots=True)
+class Persist:
+    """Write into the journal what is known of a job, or that it is forgotten; `Stored` says when that is durable.
+
+    Tickets rise by one from 1, over all that is persisted.
+    """
+
+    ticket: int
+    record: JobRecord | None
+    job: str
+
+
+# --- files: each action has a ticket of its own, which what comes of it carries ----------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class ReceiveFile:
+    """Begin a file that comes in parts. Nothing is answered until a part was written; an empty file is done at once."""
+
+    ticket: int
+    nbytes: int
+    sha256: str
+
+
+@dataclass(frozen=True, slots=True)
+class AppendPart:
+    """Write the next part of a file: `PartStored`; after the last one its hash is checked, and it is kept: `FileDone`."""
+
+    ticket: int
+    index: int
+    data: bytes | memoryview
+
+
+@dataclass(frozen=True, slots=True)
+class DropFile:
+    """Give up a file that comes in parts; nothing is answered any more."""
+
+    ticket: int
+
+
+@dataclass(frozen=True, slots=True)
+class ImportFile:
+    """Copy a file that lies below a media root into the store: `FileDone`. `nbytes_max`: most bytes that are accepted."""
+
+    ticket: int
+    path: str
+    nbytes_max: int
+
+
+@dataclass(frozen=True, slots=True)
+class InspectFile:
+    """Look whether a file of the store is what an input takes: `FileDone` with its facts, or why it isn't."""
+
+    ticket: int
+    file: str
+    wanted: MediaInput
+
+
+@dataclass(frozen=True, slots=True)
+class CheckOutput:
+    """Look whether a result may be written to a path: below a media root, in a folder that is there, no file yet: `FileDone`."""
+
+    ticket: int
+    path: str
+    suffix: str
+
+
+@dataclass(frozen=True, slots=True)
+class ExportFile:
+    """Copy a file of the store to a path that was checked: `FileDone`. It is complete there or not at all."""
+
+    ticket: int
+    file: str
+    path: str
+
+
+@dataclass(frozen=True, slots=True)
+class ReadPart:
+    """Read a part of a file of the store: `PartRead`."""
+
+    ticket: int
+    file: str
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class RemoveFile:
+    """Remove a file from the store; nothing is answered."""
+
+    file: str
+
+
+FileAction = (
+    ReceiveFile | AppendPart | DropFile | ImportFile | InspectFile | CheckOutput | ExportFile | ReadPart | RemoveFile
+)
+Action = Send | Forget | Log | Stop | Persist | FileAction

@@ -46,6 +46,20 @@ class BrokerConfig:
         turn_messages_max: messages that are read before the loop sends what they lead to.
         status_sessions_max: sessions that a status lists one by one.
         linger_s: how long the last messages may take to leave at the end.
+        state_dir: folder of what must outlive the broker, which no other broker uses; empty: below the user's state
+            folder, by the endpoint, or for an endpoint with any free port a temporary one that is removed at the end.
+        media_roots: folders on the broker's host below which requests may name files.
+        jobs_queued_max: most jobs that wait.
+        jobs_queued_per_client_max: most of them of one client.
+        jobs_kept_max: most jobs that have ended and are remembered; those that ended first are forgotten first.
+        job_attempts: how often a job is begun whose workers are lost.
+        checkpoint_steps: steps of a job between two states that are kept.
+        rejoin_s: how long after its start a broker waits for the workers that have a job.
+        group_timeout_s: how long the ranks of a group may take to meet, their weights aside.
+        upload_bytes_max: largest file of a request.
+        uploads_per_client_max: most uploads of one client that aren't part of a job yet.
+        result_bytes_max: largest file that a job may make.
+        state_bytes_max: most bytes of all files that belong to jobs; results make room for others, fetched ones first.
     """
 
     listen: str = "tcp://127.0.0.1:7461"
@@ -78,6 +92,19 @@ class BrokerConfig:
     turn_messages_max: int = 64
     status_sessions_max: int = 256
     linger_s: float = 1.0
+    state_dir: str = ""
+    media_roots: tuple[str, ...] = ()
+    jobs_queued_max: int = 1000
+    jobs_queued_per_client_max: int = 100
+    jobs_kept_max: int = 10_000
+    job_attempts: int = 3
+    checkpoint_steps: int = 5
+    rejoin_s: float = 10.0
+    group_timeout_s: float = 60.0
+    upload_bytes_max: int = 1 << 30
+    uploads_per_client_max: int = 16
+    result_bytes_max: int = 4 << 30
+    state_bytes_max: int = 64 << 30
 
     def __post_init__(self) -> None:
         """Check every setting.
@@ -98,7 +125,7 @@ class BrokerConfig:
 
     def limits(self) -> dict[str, int]:
         """What a peer is told of the limits at its hello; the units are in the names."""
-        names = ("control_bytes_max", "image_bytes_max", "sessions_max")
+        names = ("control_bytes_max", "image_bytes_max", "sessions_max", "upload_bytes_max")
         return asdict(self.wire_limits()) | {name: getattr(self, name) for name in names}
 
     def wire_limits(self) -> Limits:
@@ -107,7 +134,13 @@ class BrokerConfig:
 
 
 def _check(name: str, kind: str, value: object) -> None:
-    if kind == "str":
+    if name == "state_dir":
+        if not isinstance(value, str):
+            raise ConfigError(name, f"{checks.shown(value)} is not accepted; accepted: the path of a folder")
+    elif name == "media_roots":
+        if not isinstance(value, tuple) or not all(isinstance(root, str) and root.startswith("/") for root in value):
+            raise ConfigError(name, f"{checks.shown(value)} is not accepted; accepted: absolute paths of folders")
+    elif kind == "str":
         checks.check_text(name, value)
     elif kind == "bool":
         checks.check_truth(name, value)

@@ -21,6 +21,7 @@ from .timers import Timers
 from .transitions import Timer
 
 if TYPE_CHECKING:
+    from .groups import Group
     from .making import Making
 
 TimerKey = tuple[Timer | Literal["drain", "retry"], str]
@@ -57,6 +58,9 @@ class Desk:
         refusing: actors that had no room although they should have; asked again after `retry_after_s`.
         freed: somebody who waits for a place may find one.
         memory: what is read of the workers' shared memory.
+        formed: groups that were formed in this event.
+        over: groups that ended in this event, and why.
+        is_job_due: a job may find a group.
     """
 
     def __init__(self, config: BrokerConfig) -> None:
@@ -81,6 +85,9 @@ class Desk:
         self.refusing: list[Actor] = []
         self.freed = False
         self.memory = Memory(config.frame_bytes_max)
+        self.formed: dict[Group, None] = {}
+        self.over: dict[Group, str] = {}
+        self.is_job_due = False
         self._actions: list[Action] = []
 
     def begin(self, now: float) -> None:

@@ -6,10 +6,12 @@ every message aren't frozen, because it takes twice as long to make them then.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Literal
 
-from reelwire.messages import ToBroker
+from reelwire.messages import Failure, ToBroker
+from reelwire.spec import Plain
 
 
 @dataclass(slots=True)
@@ -77,4 +79,63 @@ class ShutdownRequested:
     now: float
 
 
-Event = Received | Malformed | Unreachable | OutboxFull | TurnEnded | ShutdownRequested
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """What `Persist` said up to `ticket` is durable."""
+
+    now: float
+    ticket: int
+
+
+@dataclass(frozen=True, slots=True)
+class PartStored:
+    """So many parts of a file that comes in parts are written, in all."""
+
+    now: float
+    ticket: int
+    parts: int
+
+
+@dataclass(frozen=True, slots=True)
+class FileDone:
+    """What was asked for about a file is done, or can't be.
+
+    Attributes:
+        now: seconds.
+        ticket: of the action.
+        failure: why not; its `field` is empty.
+        sha256: the file's name in the store, where one came into it.
+        nbytes: its size.
+        facts: of a file that was looked into: ``frames``, ``height``, ``width``, ``fps``.
+    """
+
+    now: float
+    ticket: int
+    failure: Failure | None = None
+    sha256: str = ""
+    nbytes: int = 0
+    facts: Mapping[str, Plain] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class PartRead:
+    """A part of a file of the store; no bytes: it can't be read."""
+
+    now: float
+    ticket: int
+    data: bytes
+    reason: str = ""
+
+
+Event = (
+    Received
+    | Malformed
+    | Unreachable
+    | OutboxFull
+    | TurnEnded
+    | ShutdownRequested
+    | Stored
+    | PartStored
+    | FileDone
+    | PartRead
+)

@@ -9,6 +9,9 @@
     |-- SessionError         the session is not (or no longer) there
     |   |-- SessionFailed    a stage or a worker failed; chunks below the failure were delivered
     |   `-- SessionClosed    it ended as asked for, or was cancelled
+    |-- JobError             the job has no result
+    |   |-- JobFailed        it failed: the request was wrong, a worker raised, or workers were lost too often
+    |   `-- JobCancelled     somebody cancelled it
     |-- OverloadError        no room now: `retry_after_s` says when to try again
     |-- BrokerUnreachable    nobody answers at the endpoint
     |-- VersionMismatch      client, broker and worker don't fit: both versions are named
@@ -89,6 +92,31 @@ class SessionFailed(SessionError):
 
 class SessionClosed(SessionError):
     """The session has ended: closed, cancelled or complete."""
+
+
+class JobError(ReelwireError):
+    """The job has no result: it failed or was cancelled, or there is no such job (any more)."""
+
+
+class JobFailed(JobError):
+    """A job failed, with the worker's reason.
+
+    Attributes:
+        job: its id.
+        kind: what was at fault, as in `messages.Failure`: ``request``, ``stage``, ``worker_lost`` ...
+        field: the field of the request that is at fault, or an empty text.
+    """
+
+    def __init__(self, reason: str, job: str = "", kind: str = "", field: str = "") -> None:
+        """Keep whose fault it was beside the sentence."""
+        super().__init__(reason)
+        self.job = job
+        self.kind = kind
+        self.field = field
+
+
+class JobCancelled(JobError):
+    """The job was cancelled."""
 
 
 class OverloadError(ReelwireError):

@@ -13,7 +13,7 @@ from typing import Literal
 from .job_parts import Member
 from .parts import Applied, Failure
 
-Act = Literal["form", "initialize", "run", "release", "start", "step", "checkpoint", "end", "leave"]
+Act = Literal["form", "initialize", "run", "release", "start", "step", "end", "leave"]
 """What a decision can say; see `Decision`."""
 
 # --- broker to rank ------------------------------------------------------------------------------------------------
@@ -123,16 +123,15 @@ class Decision:
     Attributes:
         number: from 1 within the epoch.
         act: ``form``: leave the process group, if there is one, and meet in a new one (`round` names it);
-            ``initialize``, ``run``: what body `sequence` says; ``release``: drop a session at
-            a stage; ``start``: begin the job of body `sequence`, up to its first yield; ``step``: go on with it to its next
-            yield; ``checkpoint``: note that the job's state was kept here; ``end``: close it; ``leave``: leave the process
-            group and end the process.
+            ``initialize``, ``run``: what body `sequence` says; ``release``: drop a session at a stage; ``start``: begin
+            the job of body `sequence`, up to its first yield; ``step``: go on with it to its next yield; ``end``: close
+            it; ``leave``: leave the process group and end the process.
         sequence: number of the body.
         round: number of the process group within the epoch.
         applied: of a ``run``, the control that its reservation was bound to.
         session: of a ``release``.
         stage: of a ``release``.
-        drops: bodies that nobody will ask for any more.
+        below: bodies with a lower number won't be asked for any more.
         share: of a ``start``: the leader broadcasts the job's files first, because some rank lacks them.
     """
 
@@ -143,7 +142,7 @@ class Decision:
     applied: Applied | None = None
     session: str = ""
     stage: str = ""
-    drops: tuple[int, ...] = ()
+    below: int = 0
     share: bool = False
 
 
