@@ -1,20 +1,12 @@
-"""What a worker does, decided without a socket, a thread or a clock: `handle(event)` gives the actions.
+"""What a worker does with its stages, decided without a socket, a thread or a clock: `handle(event)` gives the actions.
 
-Two things are kept here: the attachment to the broker, and (one `Actor` each) the stages. The attachment::
-
-    idle --Started--> greeting --Welcome--> attached
-                       ^   |                   |
-                       |   `-- too long: Stop  |
-                       `--- silence, Rejected, Goodbye: all sessions are dropped and released
+Two things are kept: the attachment to the broker (`attachment.Attachment`), and, one `Actor` each, the stages.
 
 What a stage makes is given to the tasks of other stages here that await it, before the broker is told; the broker hears of
 the result first, and then of what began with it.
 
 Asked to stop, an attached worker says `Draining` and goes on until the sessions that it has are released and what it
 lent of its shared memory is back.
-
-While greeting nothing but hellos is sent, each over a new connection, which leaves whatever waited on the old one
-behind: so nothing can be said under a number that is no longer ours.
 """
 
 from __future__ import annotations
@@ -22,17 +14,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
-from typing import Literal, assert_never
+from typing import assert_never
 
-from reelwire import versions, wire
 from reelwire.messages import (
-    Draining,
-    Goodbye,
-    Heartbeat,
     InitializeStage,
     MemoryOffer,
     ProbeMemory,
-    Rejected,
     ReleaseStage,
     ReturnSegments,
     RunTask,
@@ -41,27 +28,15 @@ from reelwire.messages import (
     StageFailed,
     StageOffer,
     TaskDone,
-    Welcome,
+    ToWorker,
     WorkerHello,
 )
 from reelwire.spec import StreamSpec
 from reelwire.tensors import Shared
 
-from .actions import (
-    AbandonMemory,
-    Action,
-    AnswerProbe,
-    BuildStage,
-    Connect,
-    Log,
-    Ready,
-    Run,
-    Send,
-    SetLimits,
-    Stop,
-    TakeBack,
-)
+from .actions import Action, AnswerProbe, BuildStage, Log, Run, Send, TakeBack
 from .actor import Actor, Order, said_of
+from .attachment import Attachment
 from .config import WorkerConfig
 from .events import (
     Event,
@@ -76,17 +51,8 @@ from .events import (
     failure_line,
 )
 
-HELLO_RETRY_S = 3.0
-"""Silence after a hello before the next one."""
-HELLO_BACKOFF_MAX_S = 32.0
-"""Longest pause before a hello of a worker that was rejected again and again (two processes of one name, say)."""
-HELLO_STEADY_S = 30.0
-"""An attachment that held so long ends the backoff."""
 
-State = Literal["idle", "greeting", "attached", "stopped"]
-
-
-class WorkerCore:
+class WorkerCore(Attachment):
     """One worker process.
 
     Args:
@@ -98,7 +64,6 @@ class WorkerCore:
 
     Attributes:
         actors: stage name to actor, in the order of the spec's initialization.
-        limits: what is accepted from the broker, as the hello says.
         counters: what was dropped or went wrong, by reason.
         wake_at: when the next Tick is due, in monotonic seconds; None before the start and after the stop.
     """
@@ -112,35 +77,14 @@ class WorkerCore:
         memory: MemoryOffer | None = None,
     ) -> None:
         """Start with no connection and no weights."""
+        super().__init__(config, version)
         names = [name for name in spec.initialize_order if not config.stages or name in config.stages]
-        self.config = config
         self.actors = {
             name: Actor(StageOffer(spec.name, name, config.slots, config.cache_bytes_max, config.mailbox))
             for name in names
         }
-        self.counters: Counter[str] = Counter()
-        self.limits = wire.Limits(frame_bytes_max=config.frame_bytes_max)
-        self._hello = WorkerHello(
-            version,
-            config.name,
-            config.device,
-            (spec,),
-            tuple(actor.offer for actor in self.actors.values()),
-            dict(packages or {}),
-            asdict(self.limits),
-            memory,
-            forwards=True,
-        )
-        self._state: State = "idle"
-        self._attachment = 0
-        self._building = False
-        self._ready = False
-        self._name = config.name
-        self._heartbeat_s, self._missed = 1.0, 3
-        self._hello_at = self._give_up_at = self._beat_at = self._silent_at = self._attached_at = 0.0
-        self._rejections = 0
+        self._spec, self._packages, self._memory = spec, dict(packages or {}), memory
         self._stuck_at: float | None = None
-        self._drain_until: float | None = None
         self._read_by_stages = {artifact for stage in spec.stages for artifact in stage.consumes}
         makers = {artifact: stage.name for stage in spec.stages for artifact in stage.produces}
         # Which of the stages here make something for which others here.
@@ -152,35 +96,15 @@ class WorkerCore:
         # Pieces of shared memory that were sent, by segment and generation; whether a stage may read them.
         self._lent: dict[tuple[str, int], bool] = {}
 
-    @property
-    def wake_at(self) -> float | None:
-        """When time itself is the next event."""
-        if self._state in ("idle", "stopped"):
-            return None
-        times = [self._hello_at, self._give_up_at] if self._state == "greeting" else [self._beat_at, self._silent_at]
-        return min(time for time in (*times, self._stuck_at, self._drain_until) if time is not None)
-
     def handle(self, event: Event) -> list[Action]:
         """Apply one event. Never raises for what a peer sent or a stage did."""
         if self._state == "stopped":
             return []
         match event:
-            case Started():
-                assert self._state == "idle", "a worker starts once"
-                self._give_up_at = event.now + self.config.connect_timeout_s
-                return self._greet(event.now)
-            case Received():
-                return self._received(event)
-            case Malformed():
-                return self._malformed(event)
             case Reported():
                 return list(self.reported(event.report))
-            case OutboxFull():
-                return self._lose(event.now, "the broker takes nothing")
-            case Tick():
-                return self._tick(event)
-            case ShutdownRequested():
-                return self._shut_down(event.now)
+            case Started() | Received() | Malformed() | OutboxFull() | Tick() | ShutdownRequested():
+                return self._handle_attachment(event)
             case _:
                 assert_never(event)
 
@@ -235,147 +159,55 @@ class WorkerCore:
 
     # --- the attachment ----------------------------------------------------------------------------------------------
 
-    def _greet(self, now: float) -> list[Action]:
-        """Say hello over a new connection."""
-        self._state, self._attachment = "greeting", 0
-        self._hello_at = now + HELLO_RETRY_S
-        return [Connect(), Send(0, self._hello)]
+    def _hello(self) -> WorkerHello:
+        offers = tuple(actor.offer for actor in self.actors.values())
+        return WorkerHello(
+            self._version,
+            self.config.name,
+            self.config.device,
+            (self._spec,),
+            offers,
+            self._packages,
+            asdict(self.limits),
+            self._memory,
+            forwards=True,
+        )
 
-    def _received(self, event: Received) -> list[Action]:
-        message, attachment, now = event.message, event.attachment, event.now
-        if isinstance(message, Welcome):
-            return self._welcomed(message, attachment, now)
-        if isinstance(message, Rejected) and attachment in (0, self._attachment):
-            return self._rejected(message, now)
-        if self._state != "attached" or attachment != self._attachment:
-            self.counters["foreign_attachment"] += 1
-            dropped = {"reason": "foreign_attachment", "message": type(message).__name__}
-            return [Log("debug", "message_dropped", dropped)]
-        self._silent_at = max(self._silent_at, now + self._missed * self._heartbeat_s)
+    def _begin(self) -> list[Action]:
+        return [action for actor in self.actors.values() for action in actor.build()]
+
+    def _joined(self) -> list[Action]:
+        said = [action for actor in self.actors.values() for action in actor.announce(self._attachment)]
+        return [*said, *self._check_ready()]
+
+    def _heard(self, message: ToWorker, now: float) -> list[Action]:  # noqa: ARG002
         match message:
-            case Heartbeat():
-                self._silent_at = max(self._silent_at, now + message.busy_for_s)
-                return []
-            case Goodbye():
-                reason = f"the broker left: {message.reason}" if message.reason else "the broker left"
-                return self._lose(now, reason)
             case InitializeStage() | RunTask() | SetStageKeys() | ReleaseStage():
                 return self._work(message)
             case ProbeMemory(owner=owner):
                 return [AnswerProbe(self._attachment, owner)]
             case ReturnSegments(segments=segments):
                 return [*self._take_back(segments), *self._drained()]
-            case Rejected():
-                return []
             case _:
-                assert_never(message)
-
-    def _welcomed(self, message: Welcome, attachment: int, now: float) -> list[Action]:
-        if self._state != "greeting" and attachment <= self._attachment:
-            self.counters["foreign_attachment"] += 1
-            return []
-        ours = self._hello.version
-        if not versions.fit(message.version, ours):
-            return self._stop(3, f"the broker has version {message.version}, this worker has {ours}")
-        if attachment < 1 or message.heartbeat_s <= 0 or message.missed < 1:
-            self.counters["malformed"] += 1
-            return [Log("warning", "message_dropped", {"reason": "malformed", "message": "Welcome"})]
-        if self._drain_until is not None:  # whom it waited for is gone with the attachment before
-            return self._stop(0, "stopped as asked for")
-        actions: list[Action] = self._abandon(now) if self._state == "attached" else []
-        self._state, self._attachment, self._name = "attached", attachment, message.name
-        self._heartbeat_s, self._missed = message.heartbeat_s, message.missed
-        self._attached_at = now
-        self._silent_at = now + self._missed * self._heartbeat_s
-        actions.append(SetLimits(wire.Limits.of(message.limits)))
-        actions.append(Log("info", "attached", {"name": message.name, "broker_version": message.version}))
-        actions += self._beat(now)
-        if not self._building:
-            # After the first heartbeat has said how long it may take: an import can hold the interpreter for seconds.
-            self._building = True
-            for actor in self.actors.values():
-                actions += actor.build()
-        for actor in self.actors.values():
-            actions += actor.announce(attachment)
-        return [*actions, *self._check_ready()]
-
-    def _rejected(self, message: Rejected, now: float) -> list[Action]:
-        match message.code:
-            case "version":
-                return self._stop(3, message.message)
-            case "conflict":
-                return self._stop(2, message.message)
-            case "unknown_peer" | "malformed" if self._state == "greeting":
-                return []  # said about something from before the hello
-            case "limit" if self._state == "greeting":
-                self._hello_at = now + self._backoff(now)
-                return [Log("warning", "rejected", {"code": message.code, "reason": message.message})]
-            case _:
-                return self._lose(now, f"the broker rejected this worker: {message.message}", rejected=True)
-
-    def _malformed(self, event: Malformed) -> list[Action]:
-        if event.code == "version":
-            return self._stop(3, event.reason)
-        self.counters["malformed"] += 1
-        return [Log("warning", "message_dropped", {"reason": "malformed", "detail": event.reason})]
-
-    def _lose(self, now: float, reason: str, *, rejected: bool = False) -> list[Action]:
-        """The attachment is over: give up all that hung on it, and say hello again."""
-        if self._state != "attached":
-            return []
-        if self._drain_until is not None:
-            return self._stop(0, "stopped while the broker was away")
-        actions: list[Action] = [Log("warning", "attachment_lost", {"reason": reason})]
-        actions += self._abandon(now)
-        if not self.config.reconnect:
-            return [*actions, *self._stop(3, reason)]
-        self._give_up_at = now + self.config.connect_timeout_s
-        hello = self._greet(now)
-        pause = self._backoff(now) if rejected else 0.0
-        if not pause:
-            return [*actions, *hello]
-        self._hello_at = now + pause
-        self._give_up_at += pause
-        return actions
-
-    def _backoff(self, now: float) -> float:
-        """Pause before the next hello: none the first time, then doubling from one second."""
-        if self._attached_at and now - self._attached_at >= HELLO_STEADY_S:
-            self._rejections = 0
-        self._rejections += 1
-        return 0.0 if self._rejections == 1 else min(2.0 ** (self._rejections - 2), HELLO_BACKOFF_MAX_S)
+                self.counters["unexpected"] += 1
+                return [Log("warning", "message_dropped", {"reason": "unexpected", "message": type(message).__name__})]
 
     def _abandon(self, now: float) -> list[Action]:
         self._lent.clear()
-        actions: list[Action] = [AbandonMemory()]
-        actions += [action for actor in self.actors.values() for action in actor.abandon()]
+        actions = [action for actor in self.actors.values() for action in actor.abandon()]
         if any(actor.settling for actor in self.actors.values()):
             self._stuck_at = now + self.config.stuck_s
         return actions
 
-    def _tick(self, event: Tick) -> list[Action]:
-        now = event.now
-        if self._drain_until is not None and now >= self._drain_until:
-            return self._overdue()
-        if self._stuck_at is not None and now >= self._stuck_at:
-            stuck = _names([name for name, actor in self.actors.items() if actor.settling])
-            return self._leave(1, f"{stuck}: still at work {self.config.stuck_s:g} s after the broker gave it up")
-        if self._state == "greeting":
-            if now >= self._give_up_at:
-                reason = f"no broker answers at {self.config.broker} for {self.config.connect_timeout_s:g} s"
-                return self._stop(3, reason)
-            return self._greet(now) if now >= self._hello_at else []
-        if self._state == "attached" and now >= self._silent_at and event.drained:
-            silence = self._missed * self._heartbeat_s
-            return self._lose(now, f"nothing was heard from the broker for {silence:g} s")
-        if self._state == "attached" and now >= self._beat_at:
-            return self._beat(now)
-        return []
+    def _is_loading(self) -> bool:
+        return any(actor.session_bytes is None for actor in self.actors.values())
 
-    def _beat(self, now: float) -> list[Action]:
-        self._beat_at = now + self._heartbeat_s
-        busy = any(actor.session_bytes is None for actor in self.actors.values())
-        return [Send(self._attachment, Heartbeat(self.config.busy_for_s if busy else 0.0))]
+    def _due_at(self) -> float | None:
+        return self._stuck_at
+
+    def _due(self, now: float) -> list[Action]:  # noqa: ARG002
+        stuck = _names([name for name, actor in self.actors.items() if actor.settling])
+        return self._leave(1, f"{stuck}: still at work {self.config.stuck_s:g} s after the broker gave it up")
 
     # --- the stages --------------------------------------------------------------------------------------------------
 
@@ -437,11 +269,7 @@ class WorkerCore:
         return [TakeBack(ours)] if ours else []
 
     def _check_ready(self) -> list[Action]:
-        built = all(actor.session_bytes is not None for actor in self.actors.values())
-        if self._ready or not built or self._state != "attached":
-            return []
-        self._ready = True
-        return [Ready(self._name), Log("info", "ready", {"stages": _names(list(self.actors))})]
+        return [] if self._is_loading() else self._is_ready(_names(list(self.actors)))
 
     def _occupied(self) -> str:
         return _names([name for name, actor in self.actors.items() if actor.occupied])
@@ -461,35 +289,16 @@ class WorkerCore:
         kept = Log("warning", "clients_hold_memory", {"pieces": len(self._lent), "reason": reason})
         return [kept, *self._leave(0, reason)]
 
-    # --- the end -----------------------------------------------------------------------------------------------------
-
-    def _shut_down(self, now: float) -> list[Action]:
-        if self._drain_until is not None:
-            return self._leave(1, "stopped at once, as asked for twice")
+    def _drain(self) -> list[Action]:
         for actor in self.actors.values():
             actor.draining = True
-        if self._state != "attached":
-            return self._leave(0, "stopped as asked for")
-        self._drain_until = now + self.config.drain_s
-        draining = Log("info", "draining", {"limit_s": self.config.drain_s})
-        return self._drained() or [Send(self._attachment, Draining()), draining]
+        return []
 
     def _drained(self) -> list[Action]:
         """Leave, if that was asked for, nobody lives here any more, and nobody reads what was made here."""
         if self._drain_until is None or self._occupied() or self._lent:
             return []
         return self._leave(0, "stopped as asked for")
-
-    def _leave(self, code: int, reason: str) -> list[Action]:
-        goodbye: list[Action] = [Send(self._attachment, Goodbye(reason))] if self._state == "attached" else []
-        return [*goodbye, *self._stop(code, reason)]
-
-    def _stop(self, code: int, reason: str) -> list[Action]:
-        self._state, self._attachment = "stopped", 0
-        return [
-            Log("info" if code == 0 else "error", "stopped", {"reason": reason, "exit_code": code}),
-            Stop(code, reason),
-        ]
 
 
 def _names(names: Sequence[str]) -> str:

@@ -17,7 +17,7 @@ from reelwire.messages import (
     WorkerHello,
 )
 from reelwire.workers.actions import BuildStage, Connect, Ready, Send, SetLimits
-from reelwire.workers.core import HELLO_BACKOFF_MAX_S, HELLO_RETRY_S, HELLO_STEADY_S
+from reelwire.workers.attachment import HELLO_BACKOFF_MAX_S, HELLO_RETRY_S, HELLO_STEADY_S
 from reelwire.workers.events import Malformed, OutboxFull
 
 
