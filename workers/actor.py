@@ -98,6 +98,7 @@ def with_inputs(task: RunTask, inputs: Mapping[str, Artifact], awaits: tuple[str
         task.reservation,
         task.shared,
         awaits,
+        task.sequence,
     )
 
 
