@@ -13,6 +13,8 @@ from reelwire.errors import ConfigError
 
 _DEVICE = re.compile(r"(cpu|cuda:\d+)\Z")
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,100}\Z")
+RANKS_MAX = 1024
+"""Most ranks of a group."""
 
 
 def default_name() -> str:
@@ -49,6 +51,14 @@ class WorkerConfig:
         shared_memory_bytes_max: most bytes of shared memory that the worker writes for readers on its machine; 0: it
             neither writes nor reads any, and everything travels inside of messages. Where it lies the environment says to
             all processes alike, ``REELWIRE_SHARED_MEMORY``.
+        group: name of the worker group that this process is a rank of; empty: none.
+        rank: which of its ranks; 0 leads.
+        world: how many ranks the group has.
+        group_host: address of this machine under which the other ranks find rank 0.
+        jobs: kinds of jobs to do beside the stream: a registered name, or ``path/to/file.py:object``; empty: none.
+        job_options: options of the jobs.
+        step_timeout_s: how long the ranks of a group may take for one step of a job or one chunk, before it is given up.
+        scratch_dir: folder for checkpoints, results and inputs of jobs while they are here; empty: a temporary one.
     """
 
     broker: str = endpoints.DEFAULT_ENDPOINT
@@ -70,6 +80,14 @@ class WorkerConfig:
     frame_bytes_max: int = 256 << 20
     outbox_bytes_max: int = 256 << 20
     shared_memory_bytes_max: int = 1 << 30
+    group: str = ""
+    rank: int = 0
+    world: int = 1
+    group_host: str = "127.0.0.1"
+    jobs: str = ""
+    job_options: Mapping[str, str] = field(default_factory=dict)
+    step_timeout_s: float = 300.0
+    scratch_dir: str = ""
 
     def __post_init__(self) -> None:
         """Check each setting.
@@ -84,12 +102,14 @@ class WorkerConfig:
             raise ConfigError(
                 "pipeline", f"{self.pipeline!r} is no name; accepted: a pipeline or path/to/file.py:object"
             )
-        _check_options(self.options)
+        _check_options("options", self.options)
+        _check_options("job_options", self.job_options)
+        _check_group(self)
         _check_stages(self.stages)
         checks.check_truth("reconnect", self.reconnect)
         for name, (least, most) in _COUNTS.items():
             checks.check_count(name, getattr(self, name), least, most)
-        for name in ("connect_timeout_s", "busy_for_s", "drain_s", "stuck_s"):
+        for name in ("connect_timeout_s", "busy_for_s", "drain_s", "stuck_s", "step_timeout_s"):
             checks.check_seconds(name, getattr(self, name))
 
 
@@ -102,6 +122,8 @@ _COUNTS = {
     "frame_bytes_max": (1 << 10, checks.BYTES_MAX),
     "outbox_bytes_max": (1 << 10, checks.BYTES_MAX),
     "shared_memory_bytes_max": (0, checks.BYTES_MAX),
+    "rank": (0, RANKS_MAX - 1),
+    "world": (1, RANKS_MAX),
 }
 
 
@@ -117,13 +139,23 @@ def _check_text(name: str, value: object, accepted: re.Pattern[str], words: str)
         raise ConfigError(name, f"{value!r} is not accepted; accepted: {words}")
 
 
-def _check_options(options: object) -> None:
+def _check_group(config: WorkerConfig) -> None:
+    if config.group:
+        _check_text("group", config.group, _NAME, "1 to 100 letters, digits, dots, dashes and underscores")
+    for name in ("group", "jobs", "scratch_dir", "group_host"):
+        if not isinstance(getattr(config, name), str):
+            raise ConfigError(name, f"{getattr(config, name)!r} is not accepted; accepted: a text")
+    if not config.group and (config.rank, config.world) != (0, 1):
+        raise ConfigError("group", "is missing beside rank and world; accepted: the name of the group")
+    if config.rank >= config.world:
+        raise ConfigError("rank", f"{config.rank} is none of {config.world} ranks; accepted: 0 to {config.world - 1}")
+
+
+def _check_options(name: str, options: object) -> None:
     pairs = options.items() if isinstance(options, Mapping) else [(options, None)]
     for key, value in pairs:
         if not isinstance(key, str) or not key or not isinstance(value, str):
-            raise ConfigError(
-                "options", f"{key!r}: {value!r} is no pair of texts; accepted: names with texts, model=tiny"
-            )
+            raise ConfigError(name, f"{key!r}: {value!r} is no pair of texts; accepted: names with texts, model=tiny")
 
 
 def _check_stages(stages: object) -> None:

@@ -12,14 +12,15 @@ import torch
 from torch import Tensor
 
 from ..device import Lane
+from ..parallel import Parallel
 from ..sessions import Sessions
 from ..stage import Initialized, StageResult, Values
 from .config import WorldConfig
 from .control import Steering, SteeringState, steer
 from .dit import WorldDiT, session_bytes
-from .dit_blocks import ChunkInputs, SessionCaches
+from .dit_blocks import SessionCaches
 from .geometry import Geometry
-from .kv_cache import CacheLimits
+from .kv_cache import CacheLimits, Slots
 from .latent_cache import LatentStore
 from .latent_key import first_link, next_link
 from .noise import NoiseSource, SeededNoise
@@ -54,6 +55,10 @@ class DenoiseStage:
     A latent that was made before from the same beginning, in whatever session, is taken from `latents`. Then no denoising
     step runs, only the clean pass that writes the key/value cache, so that all that follows has the bits it would have had.
 
+    In a worker group every rank is called with the same values and gives the same latents. Only rank 0 keeps and looks up
+    latents, and tells the others what it found: whether a chunk is denoised can't then depend on what one rank's cache has
+    evicted, failed at, or lost with the process that had the rank before.
+
     Args:
         config: of the model.
         models: the DiT in each dtype that a request may ask for, made when it is first needed.
@@ -61,6 +66,7 @@ class DenoiseStage:
         noise: where a session gets its noise, from its seed, the shape of a chunk's latent, and the device.
         weights: what tells the weights of the DiT from others.
         latents: where latents are kept; None: nowhere.
+        parallel: the worker group that computes this stage, as this rank sees it; None: nobody else does.
     """
 
     def __init__(
@@ -72,6 +78,7 @@ class DenoiseStage:
         *,
         weights: str = "",
         latents: LatentStore | None = None,
+        parallel: Parallel | None = None,
     ) -> None:
         """Make the model of the default dtype; start with no session."""
         self._config = config
@@ -79,32 +86,33 @@ class DenoiseStage:
         self._lane = lane
         self._noise = noise
         self._weights = weights
-        self._latents = latents
+        self._parallel = Parallel() if parallel is None else parallel
+        self._latents = latents if self._parallel.rank == 0 else None
         self._models: dict[torch.dtype, WorldDiT] = {}
         self._sessions = Sessions[_Denoising]()
         self._model(config.dtypes[0])
 
     @property
     def latents(self) -> LatentStore | None:
-        """Where latents are kept; all sessions that live here share it, one call at a time."""
+        """Where latents are kept, if this rank keeps them; all sessions that live here share it, one call at a time."""
         return self._latents
 
     @property
     def session_bytes(self) -> int:
-        """Keys and values of one session of the default area and window, in the widest dtype."""
-        config = self._config
+        """This rank's keys and values of one session of the default area and window, in the widest dtype."""
+        config, world = self._config, self._parallel.world
         side = int(config.area**0.5)
         limits = CacheLimits(config.window, config.sink, config.attention)
         layout = limits.layout(Geometry(side, side).frame_tokens, LATENTS_MAX)
-        return max(session_bytes(config.dit, layout.capacity, getattr(torch, dtype)) for dtype in config.dtypes)
+        return max(session_bytes(config.dit, layout.capacity, getattr(torch, dtype), world) for dtype in config.dtypes)
 
     def needed_bytes(self, chunks: int, request: Values, handed: Values, most: int) -> int:
-        """Keys and values of a session and of its prompt.
+        """This rank's keys and values of a session, and those of its prompt.
 
         Raises:
             RequestError: the request can't be served, or takes more than `most` bytes.
         """
-        return denoise_bytes(self._config, self._asked(chunks, request, handed), most)
+        return denoise_bytes(self._config, self._asked(chunks, request, handed), most, self._parallel.world)
 
     def initialize(self, session: str, chunks: int, request: Values, handed: Values) -> Initialized:
         """Make the key/value cache, and the prompt's keys and values.
@@ -163,13 +171,17 @@ class DenoiseStage:
             steered = steer(held.steering, held.state, inputs["control"])
             condition = self._lane.take(inputs["condition"]["condition"])
             chunk = held.model.prepare(index, condition, steered.tensor)
-            key = self._key(held, chunk, inputs["control"])
-            latent = self._known(key, held.shape)
+            # All that can be wrong with a call is found on every rank before the first collective.
+            slots = held.caches.rolling.advance(chunk.start, chunk.tokens)
+            key = self._key(held.link, inputs["control"], slots)
+            known = self._known(key, held.shape)
+            latent = self._parallel.from_leader(known, held.shape, dtype=torch.float32, device=self._lane.device)
             if latent is None:
                 latent = self._lane.give(denoise_chunk(held.model, held.caches, chunk, held.steps, held.noise))
                 self._keep(key, latent)
             else:
                 write_cache(held.model, held.caches, chunk, self._lane.take(latent))
+                latent = self._lane.give(latent)
                 facts["latent_cached"] = True
         held.state, held.link, held.due = steered.state, key, index + 1
         facts["pose"] = steered.pose.tolist()
@@ -186,12 +198,11 @@ class DenoiseStage:
             return first_link(self._config, self._weights, model, caches.rolling, asked, source)
         return None
 
-    def _key(self, held: _Denoising, chunk: ChunkInputs, control: Values) -> bytes | None:
-        if held.link is None:
+    def _key(self, link: bytes | None, control: Values, slots: Slots) -> bytes | None:
+        if link is None:
             return None
-        slots = held.caches.rolling.advance(chunk.start, chunk.tokens)
         with self._guarded("key"):
-            return next_link(held.link, control, slots)
+            return next_link(link, control, slots)
         return None
 
     def _known(self, key: bytes | None, shape: LatentShape) -> Tensor | None:
@@ -226,5 +237,8 @@ class DenoiseStage:
     def _model(self, dtype: str) -> WorldDiT:
         exact: torch.dtype = getattr(torch, dtype)
         if exact not in self._models:
-            self._models[exact] = self._make(exact)
+            model = self._make(exact)
+            if self._parallel.world > 1:
+                model.join(self._parallel)
+            self._models[exact] = model
         return self._models[exact]

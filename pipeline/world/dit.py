@@ -8,7 +8,11 @@ prompt, by `WorldDiT.open_session`. Parameter names are those of the checkpoint.
 The timestep is one number per chunk, so time embedding and modulation are vectors and are broadcast over tokens. They,
 the norms, the rotations and the residual stream are float32 whatever the dtype of the weights.
 
-Shape letters: T tokens of the chunk, M model dim, N heads, D head_dim, L prompt tokens, F H W latent sizes.
+In a worker group (`WorldDiT.join`) every rank is given the same inputs and gives the same flow. Each works on its slice of the
+chunk's tokens, but for self-attention, which see; the prompt's keys and values are whole on all ranks.
+
+Shape letters: T tokens of the chunk, S those of this rank's slice, M model dim, N heads, D head_dim, L prompt tokens,
+F H W latent sizes.
 """
 
 from __future__ import annotations
@@ -22,6 +26,7 @@ from torch import Tensor, nn
 
 from reelwire.kernels.attention import Backend, BackendChoice, choose_backend
 
+from ..parallel import Parallel, check_heads
 from ..wan.blocks import feed_forward, linear_float32, patchify, rotary_table, timestep_embedding, unpatchify
 from .dit_blocks import Block, ChunkInputs, Head, Pair, SessionCaches
 from .dit_config import PATCH, WorldDiTConfig
@@ -39,6 +44,7 @@ class WorldDiT(nn.Module):
     def __init__(self, config: WorldDiTConfig, backend: BackendChoice = "auto") -> None:
         super().__init__()
         self.config = config
+        self.parallel = Parallel()
         dim = config.dim
         self.patch_embedding = nn.Conv3d(config.in_channels, dim, kernel_size=PATCH, stride=PATCH)
         self.patch_embedding_wancamctrl = nn.Linear(config.control_channels * math.prod(PATCH), dim)
@@ -49,6 +55,17 @@ class WorldDiT(nn.Module):
         self.time_projection = nn.Sequential(nn.SiLU(), nn.Linear(dim, 6 * dim))
         self.blocks = nn.ModuleList(Block(config, backend) for _ in range(config.layers))
         self.head = Head(config)
+
+    def join(self, parallel: Parallel) -> None:
+        """Compute as one of the ranks of a group from here on; sessions that are open already don't fit any more.
+
+        Raises:
+            RequestError: the ranks can't share the attention heads.
+        """
+        check_heads(self.config.heads, parallel.world)
+        self.parallel = parallel
+        for block in self._layers():
+            block.self_attn.parallel = parallel
 
     @property
     def dtype(self) -> torch.dtype:
@@ -72,8 +89,8 @@ class WorldDiT(nn.Module):
         return height // PATCH[1] * (width // PATCH[2])
 
     def session_bytes(self, layout: CacheLayout) -> int:
-        """Memory that the caches of a session of this layout take: known before they are made."""
-        return session_bytes(self.config, layout.capacity, self.dtype)
+        """Memory that the caches of a session of this layout take here: known before they are made."""
+        return session_bytes(self.config, layout.capacity, self.dtype, self.parallel.world)
 
     @torch.inference_mode()
     def open_session(self, prompt: Tensor, layout: CacheLayout) -> SessionCaches:
@@ -90,20 +107,21 @@ class WorldDiT(nn.Module):
         rolling = RollingCache(
             layout,
             layers=config.layers,
-            heads=config.heads,
+            heads=config.heads // self.parallel.world,
             head_dim=config.head_dim,
             dtype=self.dtype,
             device=self.device,
         )
         context = self.embed_prompt(prompt)
-        return SessionCaches(rolling, tuple(block.cross_attn.keys_values(context) for block in self._layers()))
+        attentions = [block.cross_attn for block in self._layers()]
+        return SessionCaches(rolling, tuple((each.keys(context), each.values(context)) for each in attentions))
 
     @torch.inference_mode()
     def prepare(self, index: int, condition: Tensor, control: Tensor) -> ChunkInputs:
         """Compute what the forwards of chunk `index` share.
 
         The control's scales and shifts are the same in all forwards and cost four of a layer's matrix products. Kept,
-        they take 2 * layers * T * M values until the chunk is done.
+        they take 2 * layers * S * M values until the chunk is done.
 
         Args:
             index: number of the chunk; all chunks of a session have the same size.
@@ -122,11 +140,12 @@ class WorldDiT(nn.Module):
             if tensor.shape != (1, channels, frames, height, width):
                 expected = f"[1, {channels}, {frames}, {height}, {width}]"
                 raise ValueError(f"{name} is {list(tensor.shape)}, the model takes {expected}")
-        start = index * frames
+        start, frame_tokens = index * frames, self.frame_tokens(height, width)
+        shard = self.parallel.shard(frames * frame_tokens)
         tokens = self.control_tokens(control)
         return ChunkInputs(
             index=index,
-            start=start * self.frame_tokens(height, width),
+            start=start * frame_tokens,
             condition=condition.to(self.device, torch.float32),
             control=tuple(block.control_modulation(tokens) for block in self._layers()),
             rotation=rotary_table(
@@ -137,6 +156,7 @@ class WorldDiT(nn.Module):
                 start_frame=start,
                 device=self.device,
             ),
+            shard=shard,
         )
 
     @torch.inference_mode()
@@ -153,24 +173,25 @@ class WorldDiT(nn.Module):
             The flow, float32, of the shape of `x`.
 
         Raises:
-            RuntimeError: the chunk doesn't fit the cache (see `RollingCache.advance`).
+            RuntimeError: the chunk doesn't fit the cache (see `RollingCache.advance`), or another rank was lost.
         """
         tokens = self.patch_tokens(torch.cat((x, chunk.condition), 1))
-        slots = caches.rolling.advance(chunk.start, tokens.shape[1])
+        slots = caches.rolling.advance(chunk.start, chunk.tokens)
         embedded, modulation = self.embed_time(timestep)
         for number, block in enumerate(self._layers()):
             tokens = block(tokens, modulation, chunk, caches, slots, number)
-        return unpatchify(self.head(tokens, embedded), PATCH, (x.shape[2], x.shape[3], x.shape[4]))
+        rows = self.parallel.gather(self.head(tokens, embedded), chunk.shard)
+        return unpatchify(rows, PATCH, (x.shape[2], x.shape[3], x.shape[4]))
 
     def patch_tokens(self, x: Tensor) -> Tensor:
-        """Embed the patches of [1, in_channels, F, H, W]: float32 [1, T, M]."""
+        """Embed the patches of [1, in_channels, F, H, W]: float32 [1, S, M]."""
         # A convolution whose stride is its kernel is a matrix product of patches.
         weight, bias = self.patch_embedding.weight.flatten(1), self.patch_embedding.bias
-        return F.linear(patchify(x, PATCH).to(weight.dtype), weight, bias).float()
+        return F.linear(self._patches(x).to(weight.dtype), weight, bias).float()
 
     def control_tokens(self, control: Tensor) -> Tensor:
-        """Embed the patches of a control tensor, with a two-layer residual: [1, T, M] in the weights' dtype."""
-        tokens: Tensor = self.patch_embedding_wancamctrl(patchify(control.to(self.device, self.dtype), PATCH))
+        """Embed the patches of a control tensor, with a two-layer residual: [1, S, M] in the weights' dtype."""
+        tokens: Tensor = self.patch_embedding_wancamctrl(self._patches(control.to(self.device, self.dtype)))
         residual: Tensor = self.c2ws_hidden_states_layer2(F.silu(self.c2ws_hidden_states_layer1(tokens)))
         return tokens + residual
 
@@ -194,13 +215,21 @@ class WorldDiT(nn.Module):
         projected = linear_float32(self.time_projection[1], F.silu(embedded))
         return embedded, projected.reshape(6, self.config.dim)
 
+    def _patches(self, x: Tensor) -> Tensor:
+        """This rank's slice of the patch rows of [1, C, F, H, W]: [1, S, C * patch elements]."""
+        rows = patchify(x, PATCH)
+        return self.parallel.shard(rows.shape[1]).take(rows)
+
     def _layers(self) -> list[Block]:
         return [block for block in self.blocks if isinstance(block, Block)]
 
 
-def session_bytes(config: WorldDiTConfig, capacity: int, dtype: torch.dtype) -> int:
-    """Memory in bytes that a session takes at a model: keys and values of `capacity` tokens and of the prompt."""
-    return 2 * config.layers * (capacity + config.text_tokens) * config.dim * dtype.itemsize
+def session_bytes(config: WorldDiTConfig, capacity: int, dtype: torch.dtype, world: int = 1) -> int:
+    """Memory in bytes that a session takes at a model: keys and values of `capacity` tokens and of the prompt.
+
+    Of the tokens each of `world` ranks keeps its share of the heads, of the prompt all.
+    """
+    return 2 * config.layers * (capacity * (config.dim // world) + config.text_tokens * config.dim) * dtype.itemsize
 
 
 def random_world_dit(

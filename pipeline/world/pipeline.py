@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal
 
 from reelwire.spec import RequestError, StreamSpec
 
-from ..stage import Stage
+from ..stage import Ranks, Stage
 from .config import WorldConfig, buildable_models
 from .stream import world_spec
 
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
+    from ..parallel import Parallel
     from .decode_stage import DecodeStage
     from .denoise_stage import DenoiseStage
     from .dit import WorldDiT
@@ -35,7 +36,8 @@ class WorldPipeline:
         condition_constant: whether encode finds out from when on a session's condition is constant; the bits are the
             same without.
         latent_cache_bytes: memory that denoise may take to keep latents for sessions with the same beginning, in bytes;
-            0: none. The bits are the same with any.
+            0: none. The bits are the same with any. Of a worker group rank 0 alone takes it.
+        parallel_stages: which stages the ranks of a worker group can compute together.
     """
 
     config: WorldConfig
@@ -43,6 +45,7 @@ class WorldPipeline:
     array_library: Literal["numpy", "torch"] = "torch"
     condition_constant: bool = True
     latent_cache_bytes: int = LATENT_CACHE_BYTES
+    parallel_stages: tuple[str, ...] = ("denoise",)
 
     @classmethod
     def of(cls, config: WorldConfig) -> WorldPipeline:
@@ -74,6 +77,36 @@ class WorldPipeline:
             raise RequestError("stage", f"there is no {stage!r}; accepted: {', '.join(builders)}")
         return builders[stage](device)
 
+    def check_group(self, world: int) -> None:
+        """Check that `world` ranks can share the DiT's attention heads.
+
+        Raises:
+            RequestError: they can't; the field is ``world``.
+        """
+        from ..parallel import check_heads
+
+        check_heads(self.config.dit.heads, world)
+
+    def build_parallel(self, stage: str, device: str, ranks: Ranks) -> Stage:
+        """Make a stage for one rank of a worker group; every rank has all of its weights.
+
+        Args:
+            stage: one of `parallel_stages`.
+            device: ``"cpu"`` or ``"cuda:N"``.
+            ranks: a `Parallel`, which has its process group when the stage is first run.
+
+        Raises:
+            RequestError: there is no such stage or device, or the ranks can't share it.
+        """
+        from ..parallel import Parallel
+
+        assert isinstance(ranks, Parallel)
+        if stage not in self.parallel_stages:
+            accepted = ", ".join(self.parallel_stages)
+            raise RequestError("stage", f"{stage!r} can't be computed by a group; accepted: {accepted}")
+        self.check_group(ranks.world)
+        return self._denoise(device, ranks)
+
     def _encode(self, device: str) -> EncodeStage:
         from ..device import Lane
         from ..wan.seeded import by_fan_in, fill_seeded
@@ -92,7 +125,7 @@ class WorldPipeline:
         weights, settle = self._weights_identity(), self.condition_constant
         return EncodeStage(self.config, encoder, prompts, lane, weights=weights, settle=settle)
 
-    def _denoise(self, device: str) -> DenoiseStage:
+    def _denoise(self, device: str, parallel: Parallel | None = None) -> DenoiseStage:
         from ..device import Lane
         from .denoise_stage import DenoiseStage
         from .dit import random_world_dit
@@ -105,8 +138,10 @@ class WorldPipeline:
                 return checkpoint.world_dit(config, dtype, lane.device)
             return random_world_dit(config, self._seed, dtype=dtype, device=lane.device)
 
-        latents = LatentCache(self.latent_cache_bytes) if self.latent_cache_bytes else None
-        return DenoiseStage(self.config, model, lane, weights=self._weights_identity(), latents=latents)
+        leads = parallel is None or parallel.rank == 0
+        latents = LatentCache(self.latent_cache_bytes) if self.latent_cache_bytes and leads else None
+        weights = self._weights_identity()
+        return DenoiseStage(self.config, model, lane, weights=weights, latents=latents, parallel=parallel)
 
     def _decode(self, device: str) -> DecodeStage:
         from ..device import Lane

@@ -34,8 +34,8 @@ def decode_bytes(config: WorldConfig, height: int, width: int, most: int | None 
     return needed
 
 
-def denoise_bytes(config: WorldConfig, asked: WorldRequest, most: int) -> int:
-    """Keys and values of a session and of its prompt, in bytes.
+def denoise_bytes(config: WorldConfig, asked: WorldRequest, most: int, world: int = 1) -> int:
+    """Keys and values of a session and of its prompt, in bytes, at each of the `world` ranks that share its heads.
 
     Raises:
         RequestError: it is above `most`: ``window`` is at fault, or ``sink`` when no window could hold it with a chunk,
@@ -43,11 +43,11 @@ def denoise_bytes(config: WorldConfig, asked: WorldRequest, most: int) -> int:
     """
     dtype, tokens = getattr(torch, asked.dtype), asked.geometry.frame_tokens
     capacity = asked.limits.layout(tokens, asked.latent_frames).capacity
-    needed = session_bytes(config.dit, capacity, dtype)
+    needed = session_bytes(config.dit, capacity, dtype, world)
     if needed <= most:
         return needed
-    prompt = session_bytes(config.dit, 0, dtype)
-    frame = session_bytes(config.dit, tokens, dtype) - prompt
+    prompt = session_bytes(config.dit, 0, dtype, world)
+    frame = session_bytes(config.dit, tokens, dtype, world) - prompt
     fit, chunk, sink = (most - prompt) // frame, config.chunk_size, asked.limits.sink
     pixels = f"of {asked.geometry.height} x {asked.geometry.width} pixels"
     if fit < chunk:
