@@ -25,8 +25,8 @@ Layer = Literal["flag", "environment", "file", "default"]
 
 FILE_DEFAULT = "reelwire.toml"
 SECTIONS = ("client", "broker", "worker")
-TOPOLOGY = "workers"
-"""Name of the list of tables that says which workers `reelwire up` starts."""
+TOPOLOGY = ("workers", "groups")
+"""Names of the lists of tables that say which workers, and which groups of them, `reelwire up` starts."""
 
 ENVIRONMENT_NAMES = {("client", "endpoint"): "REELWIRE_BROKER"}
 """Settings whose variable has a name of its own."""
@@ -109,12 +109,12 @@ class Settings:
             ) from None
         except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
             raise ConfigError("config", f"{path} is no TOML file ({error}); accepted: a TOML file") from None
-        accepted = (*SECTIONS, TOPOLOGY)
+        accepted = (*SECTIONS, *TOPOLOGY)
         for name, table in tables.items():
             if name not in accepted:
                 raise ConfigError(name, f"unknown section in {path}; accepted: {', '.join(accepted)}")
-            if not isinstance(table, list if name == TOPOLOGY else dict):
-                written = f"[[{name}]]" if name == TOPOLOGY else f"[{name}]"
+            if not isinstance(table, list if name in TOPOLOGY else dict):
+                written = f"[[{name}]]" if name in TOPOLOGY else f"[{name}]"
                 raise ConfigError(name, f"is no table in {path}; accepted: {written} with names and values")
         return cls(tables, str(path), environ)
 
@@ -158,25 +158,58 @@ class Settings:
         Raises:
             ConfigError: as `resolve`.
         """
-        known = hints(kind)
         made = []
-        for number, table in enumerate(self._tables.get(TOPOLOGY, ()), start=1):
-            section = f"{TOPOLOGY}[{number}]"
-            if not isinstance(table, Mapping):
-                raise ConfigError(section, f"is no table in {self.file}; accepted: [[{TOPOLOGY}]]")
-            origin = Origin("file", self.file)
-            given: dict[str, tuple[Any, Origin]] = {}
-            for layer in (self._table("worker"), table):
-                for name, value in layer.items():
-                    if layer is table and name == "count":
-                        continue
-                    _check_known(section, name, known, self.file)
-                    given[name] = value, origin
-            count = convert(f"{section}.count", int, table.get("count", 1), origin)
+        for section, table in self._listed("workers"):
+            count = convert(f"{section}.count", int, table.pop("count", 1), Origin("file", self.file))
             if count < 1:
-                raise ConfigError(f"{section}.count", f"{count} ({origin}) is not accepted; accepted: 1 or more")
-            made.append((count, _made(section, kind, known, given)))
+                raise ConfigError(f"{section}.count", f"{count} ({self.file}) is not accepted; accepted: 1 or more")
+            made.append((count, self._layered(section, kind, table)))
         return made
+
+    def groups(self, kind: type[T]) -> list[tuple[tuple[str, ...], Resolved[T]]]:
+        """The groups of the file's topology, each on top of ``[worker]``, with the devices of its ranks.
+
+        ``name`` is the group's; ``devices`` lists those of its ranks, or ``world`` says how many there are, from ``device`` on.
+
+        Raises:
+            ConfigError: as `resolve`.
+        """
+        made = []
+        for section, table in self._listed("groups"):
+            origin = Origin("file", self.file)
+            devices = _sequence(f"{section}.devices", str, table.pop("devices", ()), origin)
+            if devices and ("world" in table or "device" in table):
+                raise ConfigError(
+                    f"{section}.devices",
+                    "is given beside world or device; accepted: devices alone, or both of the others",
+                )
+            for name in ("rank", "count"):
+                if name in table:
+                    raise ConfigError(f"{section}.{name}", "is no setting of a group; accepted: those of a worker")
+            if devices:
+                table |= {"device": devices[0], "world": len(devices)}
+            if "name" in table:
+                table["group"] = table.pop("name")
+            made.append((devices, self._layered(section, kind, table)))
+        return made
+
+    def _listed(self, name: str) -> list[tuple[str, dict[str, Any]]]:
+        """The tables of a list, each with its name in errors."""
+        listed = []
+        for number, table in enumerate(self._tables.get(name, ()), start=1):
+            section = f"{name}[{number}]"
+            if not isinstance(table, Mapping):
+                raise ConfigError(section, f"is no table in {self.file}; accepted: [[{name}]]")
+            listed.append((section, dict(table)))
+        return listed
+
+    def _layered(self, section: str, kind: type[T], table: Mapping[str, Any]) -> Resolved[T]:
+        known, origin = hints(kind), Origin("file", self.file)
+        given: dict[str, tuple[Any, Origin]] = {}
+        for name, value in {**self._table("worker"), **table}.items():
+            _check_known(section, name, known, self.file)
+            given[name] = value, origin
+        return _made(section, kind, known, given)
 
     def _table(self, section: str) -> Mapping[str, Any]:
         table: Mapping[str, Any] = self._tables.get(section, {})

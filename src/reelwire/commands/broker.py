@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -15,6 +16,12 @@ def broker(
     ] = None,
     insecure: Annotated[
         bool | None, typer.Option("--insecure", help="Bind an address that other machines reach; nothing is encrypted.")
+    ] = None,
+    media_roots: Annotated[
+        list[str] | None, typer.Option("--media-root", help="Folder below which jobs may name files. (default: none)")
+    ] = None,
+    state_dir: Annotated[
+        str | None, typer.Option(help="Folder for jobs and their files. (default: one per endpoint and user)")
     ] = None,
     settings: Annotated[
         list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="Any other setting of the broker.")
@@ -37,7 +44,13 @@ def broker(
         from ..workers.supervisor import die_with_parent
 
         die_with_parent(parent_pid)
-    flags: dict[str, object] = {"listen": listen, "insecure": insecure}
+    roots = tuple(str(Path(root).absolute()) for root in media_roots) if media_roots else None
+    flags: dict[str, object] = {
+        "listen": listen,
+        "insecure": insecure,
+        "media_roots": roots,
+        "state_dir": state_dir,
+    }
     assigned = assignments(settings or (), "set")
     resolved = load_settings(config).resolve("broker", BrokerConfig, flags, assigned)
 

@@ -6,6 +6,7 @@ import dataclasses
 import os
 import signal
 import sys
+import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from types import FrameType
@@ -34,13 +35,37 @@ def broker_child(resolved: Resolved[Any]) -> Child:
     return Child(BROKER, command(resolved.value.listen), stop_rank=0, again=lambda said: command(said["endpoint"]))
 
 
+@contextmanager
+def with_state(resolved: Resolved[Any]) -> Iterator[Resolved[Any]]:
+    """The broker's settings, with a state folder that a broker which is started again finds too.
+
+    At an endpoint with any free port a broker has a folder of its own otherwise, and the next one listens elsewhere.
+    """
+    if resolved.value.state_dir or not resolved.value.listen.endswith((":*", ":0")):
+        yield resolved
+        return
+    from ..settings import Origin
+
+    with tempfile.TemporaryDirectory(prefix="reelwire-state-") as folder:
+        origins = {**resolved.origins, "state_dir": Origin("flag", "")}
+        yield dataclasses.replace(
+            resolved, value=dataclasses.replace(resolved.value, state_dir=folder), origins=origins
+        )
+
+
 def worker_child(name: str, resolved: Resolved[Any], endpoint: str) -> Child:
     """A worker with these settings, at that broker."""
     from ..workers.supervisor import Child
 
-    fixed = ("--broker", endpoint, "--name", name, "--set", f"parent_pid={os.getpid()}")
-    flags = set_flags(resolved, leave_out=("broker", "name", "parent_pid", "options"))
-    options = [part for pair in resolved.value.options.items() for part in ("--option", "=".join(pair))]
+    config = resolved.value
+    fixed: tuple[str, ...] = ("--broker", endpoint, "--name", name, "--set", f"parent_pid={os.getpid()}")
+    if config.group:
+        ranks = ("--rank", str(config.rank), "--world", str(config.world))
+        fixed += ("--group", config.group, *ranks, "--device", config.device)
+    told = ("broker", "name", "parent_pid", "options", "job_options", "group", "rank", "world")
+    flags = set_flags(resolved, leave_out=(*told, "device") if config.group else told)
+    options = [part for pair in config.options.items() for part in ("--option", "=".join(pair))]
+    options += [part for pair in config.job_options.items() for part in ("--job-option", "=".join(pair))]
     return Child(name, (*_reelwire("worker"), *fixed, *flags, *options), stop_rank=1)
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import replace
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -18,6 +20,7 @@ from .local import (
     stopped_by_signals,
     told,
     wait_ready,
+    with_state,
     worker_child,
 )
 from .shared import ConfigFile, Json, assignments, load_settings, print_json, tell
@@ -33,13 +36,32 @@ def up(
         bool | None, typer.Option("--insecure", help="Bind an address that other machines reach; nothing is encrypted.")
     ] = None,
     workers: Annotated[
-        int | None, typer.Option(min=1, help="How many workers. (default: 1, or as the file says)")
+        int | None, typer.Option(min=1, help="How many workers beside those of groups. (default: 1 without any group)")
     ] = None,
-    device: Annotated[str | None, typer.Option(help="Device of the workers: cpu or cuda:N.")] = None,
+    groups: Annotated[
+        list[str] | None,
+        typer.Option("--group", metavar="NAME=RANKS", help="A group of workers that compute together, such as edit=2."),
+    ] = None,
+    device: Annotated[
+        str | None,
+        typer.Option(
+            help="Device of the workers, cpu or cuda:N; the ranks of a group have this and those that follow."
+        ),
+    ] = None,
     pipeline: Annotated[str | None, typer.Option(help="What they serve. (default: world)")] = None,
     stages: Annotated[str | None, typer.Option(help="Stages that each serves. (default: all)")] = None,
     options: Annotated[
         list[str] | None, typer.Option("--option", "-o", metavar="NAME=VALUE", help="Option of the pipeline.")
+    ] = None,
+    jobs: Annotated[str | None, typer.Option(help="Jobs that each does beside the stream. (default: none)")] = None,
+    job_options: Annotated[
+        list[str] | None, typer.Option("--job-option", metavar="NAME=VALUE", help="Option of the jobs.")
+    ] = None,
+    media_roots: Annotated[
+        list[str] | None, typer.Option("--media-root", help="Folder below which jobs may name files. (default: none)")
+    ] = None,
+    state_dir: Annotated[
+        str | None, typer.Option(help="Folder for jobs and their files. (default: one per endpoint and user)")
     ] = None,
     config: ConfigFile = None,
     as_json: Json = False,
@@ -49,26 +71,32 @@ def up(
     The first Ctrl-C ends every session: the chunks that it was given controls for are still made and delivered, within
     the broker's `drain_s`, and no more. Only a worker that is asked to stop by itself lets its sessions go on.
 
-    The file may hold a topology: [broker] and any number of [[workers]], each with count, device, stages, pipeline,
-    options and every other setting of a worker. Without [[workers]] the flags say what is started.
+    The file may hold a topology: [broker], any number of [[workers]], each with count, device, stages, pipeline,
+    options and every other setting of a worker, and of [[groups]], each with name, devices, and the same settings.
+    Without either the flags say what is started.
     """
     from ..broker.config import BrokerConfig
     from ..workers.supervisor import Supervisor
     from .logs import ChildLines
 
     layers = load_settings(config)
-    broker = layers.resolve("broker", BrokerConfig, {"listen": listen, "insecure": insecure})
+    roots = tuple(str(Path(root).absolute()) for root in media_roots) if media_roots else None
+    of_broker = {"listen": listen, "insecure": insecure, "media_roots": roots, "state_dir": state_dir}
+    broker = layers.resolve("broker", BrokerConfig, of_broker)
     flags = {
         "device": device,
         "pipeline": pipeline,
         "stages": stages,
         "options": assignments(options, "option") if options else None,
+        "jobs": jobs,
+        "job_options": assignments(job_options, "job-option") if job_options else None,
     }
-    wanted = planned(layers, workers, flags)
+    wanted = planned(layers, Asked(workers, tuple(groups or ()), flags))
     in_order, refused = True, ""
     endings = Endings()
     lines = ChildLines(as_json=as_json)
-    with stopped_by_signals(endings):
+    with contextlib.ExitStack() as stack, stopped_by_signals(endings):
+        broker = stack.enter_context(with_state(broker))
         supervisor = Supervisor(forward=lines)
         try:
             _start(supervisor, broker, wanted, as_json)
@@ -88,33 +116,72 @@ def up(
         raise typer.Exit(1)
 
 
-def planned(layers: Settings, count: int | None, flags: dict[str, Any]) -> list[tuple[str, Resolved[Any]]]:
-    """Names and settings of the workers to start.
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What the flags say of workers.
+
+    Attributes:
+        workers: how many that belong to no group; None: nothing was said.
+        groups: ``NAME=RANKS`` of each group.
+        settings: those of all of them.
+    """
+
+    workers: int | None
+    groups: tuple[str, ...]
+    settings: Mapping[str, Any]
+
+
+def planned(layers: Settings, asked: Asked) -> list[tuple[str, Resolved[Any]]]:
+    """Names and settings of the processes to start, a group's ranks one after the other.
 
     Raises:
         ConfigError: the file has a topology and flags say something else, or two workers have one name.
     """
     from ..workers.config import WorkerConfig
 
-    topology = layers.workers(WorkerConfig)
-    given = {"workers": count, **flags}
-    if topology:
-        for name, value in given.items():
+    workers, groups = layers.workers(WorkerConfig), layers.groups(WorkerConfig)
+    if workers or groups:
+        for name, value in {"workers": asked.workers, "group": asked.groups or None, **asked.settings}.items():
             if value is not None:
-                raise ConfigError(name, f"is given beside [[workers]] in {layers.file}; accepted: one of the two")
+                raise ConfigError(name, f"is given beside the topology in {layers.file}; accepted: one of the two")
     else:
-        topology = [(count or 1, layers.resolve("worker", WorkerConfig, flags))]
+        base = layers.resolve("worker", WorkerConfig, asked.settings)
+        count = asked.workers or (0 if asked.groups else 1)
+        workers = [(count, base)] if count else []
+        groups = [((), _grouped(base, text)) for text in asked.groups]
     wanted: list[tuple[str, Resolved[Any]]] = []
-    for repeat, resolved in topology:
+    for repeat, resolved in workers:
         named = resolved.origins["name"].layer != "default"
         for number in range(1, repeat + 1):
             own = f"{resolved.value.name}-{number}" if repeat > 1 else resolved.value.name
             wanted.append((own if named else f"worker-{len(wanted) + 1}", resolved))
+    for devices, resolved in groups:
+        wanted += _ranks(resolved, devices)
     names = [name for name, _ in wanted]
     for name in names:
         if names.count(name) > 1 or name == BROKER:
             raise ConfigError("workers.name", f"{name!r} is taken twice; accepted: names that differ")
     return wanted
+
+
+def _grouped(base: Resolved[Any], text: str) -> Resolved[Any]:
+    """Rank 0 of the group that ``NAME=RANKS`` says."""
+    name, equals, ranks = text.partition("=")
+    if not (name and equals and ranks.isdecimal() and int(ranks) > 0):
+        raise ConfigError("group", f"{text!r} is no group; accepted: NAME=RANKS, such as edit=2")
+    return replace(base, value=replace(base.value, group=name, world=int(ranks)))
+
+
+def _ranks(first: Resolved[Any], devices: Sequence[str]) -> Iterator[tuple[str, Resolved[Any]]]:
+    """Every rank of a group: on the devices that are listed, or on the first one's and those with the next numbers."""
+    config = first.value
+    if not config.group:
+        raise ConfigError("groups.name", "is missing; accepted: the name of a group")
+    kind, colon, number = config.device.partition(":")
+    for rank in range(config.world):
+        device = devices[rank] if devices else f"{kind}:{int(number) + rank}" if colon else config.device
+        name = f"{config.group}-{rank}"
+        yield name, replace(first, value=replace(config, name=name, rank=rank, device=device))
 
 
 def _start(

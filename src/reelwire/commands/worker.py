@@ -24,6 +24,16 @@ def worker(
     options: Annotated[
         list[str] | None, typer.Option("--option", "-o", metavar="NAME=VALUE", help="Option of the pipeline.")
     ] = None,
+    group: Annotated[str | None, typer.Option(help="Name of the worker group that this is a rank of.")] = None,
+    rank: Annotated[int | None, typer.Option(min=0, help="Which rank of the group; 0 leads. (default: 0)")] = None,
+    world: Annotated[int | None, typer.Option(min=1, help="How many ranks the group has. (default: 1)")] = None,
+    jobs: Annotated[
+        str | None,
+        typer.Option(help="Jobs to do beside the stream: a name, or path/to/file.py:object. (default: none)"),
+    ] = None,
+    job_options: Annotated[
+        list[str] | None, typer.Option("--job-option", metavar="NAME=VALUE", help="Option of the jobs.")
+    ] = None,
     settings: Annotated[
         list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="Any other setting of the worker.")
     ] = None,
@@ -32,8 +42,11 @@ def worker(
 ) -> None:
     """Run a worker process until it is told to stop.
 
-    Prints one line of JSON on standard output when the broker knows it and all its stages have their weights. Logs go
-    to standard error, as JSON where that is no terminal, or with --json.
+    Prints one line of JSON on standard output when the broker knows it and all its stages have their weights; the first
+    rank of a group when all ranks have met. Logs go to standard error, as JSON where that is no terminal, or with --json.
+
+    The ranks of a group are started one by one, each with its --rank, in any order and on any machine that reaches
+    the broker; rank 0 must be found by the others at its setting `group_host`.
     """
     from .. import __version__
     from ..settings import ClientSettings
@@ -49,7 +62,14 @@ def worker(
         "stages": stages,
         "device": device,
         "options": assignments(options, "option") if options else None,
+        "group": group,
+        "rank": rank,
+        "world": world,
+        "jobs": jobs,
+        "job_options": assignments(job_options, "job-option") if job_options else None,
     }
+    if group is not None and name is None:
+        flags["name"] = f"{group}-{rank or 0}"
     assigned = assignments(settings or (), "set")
     resolved = layers.resolve("worker", WorkerConfig, flags, assigned)
     if resolved.origins["broker"].layer == "default":
