@@ -5,12 +5,16 @@ from __future__ import annotations
 import math
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
 from reelwire.messages import StageOffer
+from reelwire.wire import Limits
 
 from .peers import Peer
 from .turns import Turns
+
+if TYPE_CHECKING:
+    from .groups import Group
 
 Errand = Literal["initialize", "release"]
 
@@ -47,6 +51,7 @@ class Actor:
         refuses: it had no room lately, although it should have had.
         failure: why its weights couldn't be loaded.
         waiting: sessions whose next task could run, with the media time of its chunk.
+        group: the group whose ranks compute the stage together; None: the worker does it alone.
     """
 
     worker: Peer
@@ -65,6 +70,17 @@ class Actor:
     refuses: bool = False
     failure: str = ""
     waiting: Turns[Tenant] = field(default_factory=Turns)
+    group: Group | None = None
+
+    @property
+    def readers(self) -> tuple[Peer, ...]:
+        """All who read the inputs of its tasks."""
+        return (self.worker,) if self.group is None else tuple(self.group.ranks.values())
+
+    @property
+    def limits(self) -> Limits:
+        """What all who are sent its tasks accept."""
+        return self.worker.limits if self.group is None else self.group.limits()
 
     @property
     def has_room(self) -> bool:
@@ -97,6 +113,7 @@ class Actor:
             and not self.refuses
             and not self.worker.draining
             and not self.worker.mute
+            and (self.group is None or self.group.is_open)
             and len(self.tenants) < self.offer.slots
             and self.bytes_used + self.session_bytes <= self.offer.cache_bytes_max
         )

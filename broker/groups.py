@@ -5,72 +5,386 @@ A worker that leads nobody but does jobs is a group of one. The state of a group
     gathering --all ranks attached--> opening --GroupOpened--> forming --GroupFormed--> formed
         |  (all of them already in one epoch: formed)                                      |
         `------------- a rank lost, RanksLost, or too slow: over (in every state) <--------'
+
+While a group gathers, all of its ranks say the same epoch: 0 when they are new, else the one that an earlier broker gave
+them. Whoever says another one is told that its epoch is over, and leaves. A group that gathers outlives the loss of a rank,
+because its ranks haven't met; any other is over with it. All ranks of a group that is over are told so and dropped at once,
+so that whoever comes under its name finds none.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
-from typing import Literal, TypeVar
+import hashlib
+from collections import OrderedDict
+from collections.abc import Container, Iterable, Mapping
+from types import MappingProxyType
+from typing import Literal
 
 from reelwire.job_spec import JobSpec
-from reelwire.messages import InitializeStage, RunJob, RunTask
-from reelwire.wire import Limits, Packed, pack
+from reelwire.messages import (
+    EndGroup,
+    GroupFormed,
+    GroupOpened,
+    JoinGroup,
+    LeadGroup,
+    Membership,
+    RanksLost,
+    WorkerHello,
+)
+from reelwire.spec import Plain
+from reelwire.wire import pack
 
-from .desk import Desk
+from .desk import Desk, shortened
+from .events import Received
+from .group import Group as Group
+from .group_admission import kinds_objection, member_objection, membership_of, place_objection
 from .peers import Peer
+from .timers import Timers
 
-GroupState = Literal["gathering", "opening", "forming", "formed", "over"]
-Body = InitializeStage | RunTask | RunJob
-B = TypeVar("B", InitializeStage, RunTask, RunJob)
+INCARNATION_SHIFT = 32
+"""An epoch is the broker's incarnation, and below that a counter."""
+SECRET_BYTES = 32
+ENDED_EPOCHS_MAX = 1024
+"""Adopted epochs that are over and are remembered, so that nobody brings them up again."""
+ADDRESS_CHARACTERS_MAX = 256
 
 
-@dataclass(slots=True, eq=False)
-class Group:
-    """One group.
+class Groups:
+    """All groups that aren't over.
+
+    Args:
+        desk: where actions go, and what follows from a group's beginning and end.
+        incarnation: how many brokers there were with this one's state, this one included: its epochs are higher than
+            theirs.
 
     Attributes:
-        name: its name.
-        world: how many ranks it has.
-        state: see the module.
-        epoch: its newest forming; over all groups no number comes twice.
-        ranks: those that are attached.
-        jobs: kinds of jobs that it does.
-        job: the id of the job that it has; empty: none.
-        sequence: number of the newest body.
+        by_name: in the order in which they came.
     """
 
-    name: str
-    world: int
-    state: GroupState = "gathering"
-    epoch: int = 0
-    ranks: dict[int, Peer] = field(default_factory=dict)
-    jobs: tuple[JobSpec, ...] = ()
-    job: str = ""
-    sequence: int = 0
+    def __init__(self, desk: Desk, incarnation: int) -> None:
+        """Start with none."""
+        self.by_name: dict[str, Group] = {}
+        self._desk = desk
+        self._incarnation = incarnation
+        self._raised = 0
+        self._ended: OrderedDict[int, None] = OrderedDict()
+        self._deadlines: Timers[str] = Timers()
+
+    # --- who comes ----------------------------------------------------------------------------------------------------
+
+    def objection(self, hello: WorkerHello, replaced: Container[int]) -> tuple[str, str] | None:
+        """Why a worker isn't taken: a code of `Rejected` and a sentence; None when it is.
+
+        Peers with the numbers `replaced` leave when it is taken, and with them the groups that they have formed.
+        """
+        place = membership_of(hello)
+        if place is None:
+            return None
+        objection = place_objection(hello, place)
+        if objection is not None:
+            return objection
+        left = {name: ranks for name, group in self.by_name.items() if (ranks := _left(group, replaced))}
+        group = self.by_name[place.group] if place.group in left else None
+        fate = self._fate(group, place)
+        if fate == "leaves":
+            return None
+        if group is not None and fate == "joins":
+            others = {rank: group.hellos[rank] for rank in left[group.name]}
+            objection = member_objection(hello, place, group.world, others)
+            if objection is not None:
+                return objection
+        kinds = {
+            spec.name: spec
+            for name, ranks in left.items()
+            if name != place.group and 0 in ranks
+            for spec in self.by_name[name].jobs
+        }
+        return kinds_objection(hello.jobs, kinds)
+
+    def add(self, peer: Peer, hello: WorkerHello, entropy: bytes) -> None:
+        """Take a worker into the group that it belongs to, if it does; `objection` had none.
+
+        Args:
+            peer: the worker; it was told that it is attached.
+            hello: what it said.
+            entropy: 16 random bytes or more.
+        """
+        place = membership_of(hello)
+        if place is None:
+            return
+        group = self.by_name.get(place.group)
+        fate = self._fate(group, place)
+        peer.rank = place.rank
+        if fate == "leaves":
+            others = tuple(rank for rank in range(place.world) if rank != place.rank)
+            self._dismiss(peer, EndGroup(place.epoch, others, "the group has no such epoch any more"))
+            return
+        if group is None:
+            group = self.by_name[place.group] = Group(place.group, place.world)
+        elif fate == "renews":
+            self._disband(group, "another rank is in a later epoch" if place.epoch else "another rank has begun anew")
+        if not group.ranks:
+            group.world, group.epoch = place.world, place.epoch
+            if place.epoch:
+                self._deadlines.set(group.name, self._desk.now + self._desk.config.rejoin_s)
+        peer.group = group
+        group.take(peer, place, hello)
+        self._desk.log("info", "rank_attached", group=group.name, rank=place.rank, peer=peer.name, epoch=place.epoch)
+        self._go_on(group, entropy)
+
+    def _fate(self, group: Group | None, place: Membership) -> Literal["joins", "renews", "leaves"]:
+        """What becomes of a newcomer: it joins the group, or others leave for it, or it leaves itself.
+
+        0 is the newest epoch: where one rank has begun anew, no epoch of the others can go on. So whoever leaves comes back
+        with 0.
+        """
+        epoch = place.epoch
+        if epoch and self._is_void(place):
+            return "leaves"
+        if group is None:
+            return "joins"
+        if group.state != "gathering":
+            return "leaves" if epoch else "joins"  # its rank is taken, and it is told so
+        if epoch == group.epoch:
+            return "joins"
+        return "leaves" if group.epoch == 0 or 0 < epoch < group.epoch else "renews"
+
+    def _is_void(self, place: Membership) -> bool:
+        """Whether an epoch is nobody's, another group's, or has ended.
+
+        One that this broker gave lives as long as its ranks stay attached. A group of one has met itself in any case.
+        """
+        incarnation, counter = divmod(place.epoch, 1 << INCARNATION_SHIFT)
+        if any(group.epoch == place.epoch for name, group in self.by_name.items() if name != place.group):
+            return True
+        if place.world == 1:
+            return incarnation == self._incarnation and counter > self._raised
+        return incarnation == self._incarnation or place.epoch in self._ended
+
+    # --- how a group is formed ----------------------------------------------------------------------------------------
+
+    def _go_on(self, group: Group, entropy: bytes) -> None:
+        """Begin when all ranks are there; what they have formed already goes on."""
+        if group.missing:
+            return
+        if group.epoch:
+            group.sequence = max(place.sequence for place in group.places.values())
+            self._formed(group)
+            if any(peer.draining for peer in group.ranks.values()):
+                for peer in group.ranks.values():
+                    peer.draining = True
+            return
+        if any(peer.draining for peer in group.ranks.values()):
+            return  # it will be replaced: nobody loads weights for it
+        self._raised += 1
+        group.epoch = self._incarnation << INCARNATION_SHIFT | self._raised
+        name = group.name.encode()
+        group.secret = hashlib.blake2b(entropy + name, digest_size=SECRET_BYTES, person=b"group").digest()
+        group.state = "opening"
+        self._wait(group)
+        self._desk.log("info", "group_opening", group=group.name, epoch=group.epoch, ranks=group.world)
+        self._desk.send(group.leader, LeadGroup(group.epoch, group.secret, group.members))
+
+    def hear(self, peer: Peer, event: Received) -> None:
+        """A rank says how far its group is: GroupOpened, GroupFormed or RanksLost."""
+        message, group = event.message, peer.group
+        assert isinstance(message, GroupOpened | GroupFormed | RanksLost)
+        if group is None or group.state == "over" or (peer.rank and not isinstance(message, RanksLost)):
+            self._desk.count("out_of_protocol", peer=peer.name, message=type(message).__name__)
+            return
+        if message.epoch != group.epoch or not group.epoch:
+            self._desk.count("stale_epochs", peer=peer.name, message=type(message).__name__)
+            return
+        match message, group.state:
+            case RanksLost(), _:
+                self._ranks_lost(group, message)
+            case GroupOpened(), "opening":
+                self._opened(group, message)
+            case (GroupFormed(), "forming"):
+                self._formed(group)
+            case (GroupFormed(), "opening") if group.world == 1:  # there is nobody to be found by
+                self._formed(group)
+            case _:
+                self._desk.count("out_of_protocol", peer=peer.name, message=type(message).__name__)
+
+    def _opened(self, group: Group, message: GroupOpened) -> None:
+        if max(len(message.link), len(message.store)) > ADDRESS_CHARACTERS_MAX:
+            self._end(group, (), f"its leader said an address of more than {ADDRESS_CHARACTERS_MAX} characters")
+            return
+        group.state = "forming"
+        self._wait(group)
+        join = JoinGroup(group.epoch, group.secret, group.members, message.link, message.store)
+        packed = pack(join)
+        for rank, peer in group.ranks.items():
+            if rank:
+                self._desk.send(peer, join, packed)
+
+    def _formed(self, group: Group) -> None:
+        group.state, group.secret = "formed", b""
+        self._deadlines.drop(group.name)
+        desk = self._desk
+        desk.formed[group] = None
+        desk.is_job_due = desk.freed = True
+        desk.counters["groups_formed"] += 1
+        desk.log(
+            "info", "group_formed", group=group.name, epoch=group.epoch, ranks=group.world, sequence=group.sequence
+        )
+
+    def _wait(self, group: Group) -> None:
+        self._deadlines.set(group.name, self._desk.now + self._desk.config.group_timeout_s)
+
+    # --- how it ends --------------------------------------------------------------------------------------------------
+
+    def lose(self, peer: Peer, reason: str, *, left: bool = False) -> None:
+        """A rank was dropped, for whatever reason; `left`: it said goodbye."""
+        group = peer.group
+        if group is None or group.state == "over" or group.ranks.get(peer.rank) is not peer:
+            return
+        if group.state == "gathering":
+            group.release(peer.rank)
+            if not group.ranks:
+                self._forget(group)
+            return
+        is_orderly = left and peer.draining and not group.job
+        peer.dismissed = True
+        self._end(group, (peer.rank,), f"rank {peer.rank} ({peer.name}) is gone: {reason}", is_orderly=is_orderly)
+
+    def _ranks_lost(self, group: Group, message: RanksLost) -> None:
+        lost = tuple(sorted({rank for rank in message.ranks if 0 <= rank < group.world}))
+        if group.state == "gathering":
+            self._disband(group, shortened(message.reason), lost)
+            self._forget(group)
+        else:
+            self._end(group, lost, f"ranks {', '.join(map(str, lost)) or 'unknown'} are lost: {message.reason}")
+
+    def _end(self, group: Group, lost: tuple[int, ...], reason: str, *, is_orderly: bool = False) -> None:
+        """The epoch is over, for all ranks: they are told, and dropped."""
+        desk, reason = self._desk, shortened(reason)
+        desk.formed.pop(group, None)
+        desk.over[group] = reason
+        desk.counters["groups_left" if is_orderly else "groups_lost"] += 1
+        level: Literal["info", "warning"] = "info" if is_orderly else "warning"
+        desk.log(level, "group_over", group=group.name, epoch=group.epoch, lost=list(lost), reason=reason)
+        if group.world > 1 and group.epoch >> INCARNATION_SHIFT != self._incarnation:
+            self._ended[group.epoch] = None
+            if len(self._ended) > ENDED_EPOCHS_MAX:
+                self._ended.popitem(last=False)
+        group.state = "over"
+        self._forget(group)
+        word = EndGroup(group.epoch, lost, reason)
+        for peer in group.ranks.values():
+            self._dismiss(peer, word)
+
+    def _disband(self, group: Group, reason: str, lost: tuple[int, ...] = ()) -> None:
+        """Those that gather can't go on with the epoch that they say: they leave, and come back as new."""
+        word = EndGroup(group.epoch, tuple(sorted({*group.missing, *lost})), reason)
+        self._desk.log("warning", "group_disbanded", group=group.name, epoch=group.epoch, reason=reason)
+        self._deadlines.drop(group.name)
+        for rank, peer in list(group.ranks.items()):
+            group.release(rank)
+            self._dismiss(peer, word)
+
+    def _dismiss(self, peer: Peer, word: EndGroup) -> None:
+        """Tell a rank that it is to leave; nothing else it says is heard, and nothing else is said to it."""
+        if not peer.gone and not peer.dismissed:
+            self._desk.send(peer, word)
+            peer.dismissed = True
+            self._desk.give_up(peer, word.reason)
+
+    def _forget(self, group: Group) -> None:
+        del self.by_name[group.name]
+        self._deadlines.drop(group.name)
+
+    # --- time ---------------------------------------------------------------------------------------------------------
 
     @property
-    def leader(self) -> Peer:
-        """Rank 0, which speaks for all."""
-        return self.ranks[0]
+    def wake_at(self) -> float | None:
+        """When `due` has something to do, in seconds; None when there is no such time."""
+        return self._deadlines.next_at
 
-    @property
-    def takes_jobs(self) -> bool:
-        """Whether a job may be sent to it now."""
-        if self.state != "formed" or self.job or not self.jobs:
-            return False
-        return not any(peer.draining or peer.mute for peer in self.ranks.values())
+    def due(self, now: float) -> None:
+        """Give up what takes too long."""
+        while (name := self._deadlines.pop_due(now)) is not None:
+            group, config = self.by_name[name], self._desk.config
+            busy_until = max(peer.busy_until for peer in group.ranks.values())
+            if group.state == "gathering":
+                self._disband(group, f"not all ranks came back within {config.rejoin_s:g} s")
+                self._forget(group)
+            elif busy_until > now:  # it loads its weights: the time that it may take begins after that
+                self._deadlines.set(name, busy_until + config.group_timeout_s)
+            else:
+                self._end(group, (), f"its ranks didn't meet within {config.group_timeout_s:g} s")
 
-    def number(self, body: B) -> B:
-        """The body with the next number."""
-        self.sequence += 1
-        return replace(body, sequence=self.sequence)
+    # --- what others ask ----------------------------------------------------------------------------------------------
 
-    def limits(self) -> Limits:
-        """What all ranks accept."""
-        return min((peer.limits for peer in self.ranks.values()), key=lambda limits: limits.message_bytes_max)
+    def kinds(self) -> tuple[JobSpec, ...]:
+        """The kinds of jobs that can be asked for now, in the order in which their groups came."""
+        return tuple({spec.name: spec for group in self.by_name.values() for spec in group.jobs}.values())
 
-    def send(self, desk: Desk, body: Body, packed: Packed | None = None) -> None:
-        """Tell every rank."""
-        packed = packed or pack(body)
-        for peer in self.ranks.values():
-            desk.send(peer, body, packed)
+    def formed(self) -> Iterable[Group]:
+        """Those that have formed, in the order in which they came."""
+        return [group for group in self.by_name.values() if group.state == "formed"]
+
+    def drained(self, peer: Peer) -> tuple[Peer, ...]:
+        """Who takes nothing new when this worker was asked to stop: all ranks of a group that has begun."""
+        group = peer.group
+        if group is None or group.state in ("gathering", "over"):
+            return (peer,)
+        return tuple(group.ranks.values())
+
+    def status(self) -> list[dict[str, Plain]]:
+        """All groups, as plain data."""
+        return [
+            {
+                "name": group.name,
+                "state": group.state,
+                "epoch": group.epoch,
+                "world": group.world,
+                "job": group.job,
+                "kinds": [spec.name for spec in group.jobs],
+                "sequence": group.sequence,
+                "draining": any(peer.draining for peer in group.ranks.values()),
+                "ranks": [
+                    {"rank": rank, "name": peer.name, "device": peer.device}
+                    for rank, peer in sorted(group.ranks.items())
+                ],
+                "missing": list(group.missing),
+            }
+            for group in self.by_name.values()
+        ]
+
+    def check(self) -> None:
+        """Assert the invariants; when an event is done, not amid it."""
+        self._deadlines.check()
+        epochs = [group.epoch for group in self.by_name.values() if group.state != "gathering"]
+        assert len(set(epochs)) == len(epochs), "two groups in one epoch"
+        assert len(self._ended) <= ENDED_EPOCHS_MAX, "too many epochs are remembered"
+        due = {group.name for group in self.by_name.values() if _is_awaited(group)}
+        assert set(self._deadlines.all()) == due, "a group that nobody waits for is due, or the other way round"
+        for name, group in self.by_name.items():
+            assert group.name == name, "a group under another name"
+            assert group.state != "over", f"{name}: over, and listed"
+            assert group.ranks, f"{name}: a group of nobody"
+            assert set(group.ranks) == set(group.places) == set(group.hellos), f"{name}: ranks without a word"
+            assert set(group.ranks) <= set(range(group.world)), f"{name}: a rank beyond its world"
+            for rank, peer in group.ranks.items():
+                assert (peer.group, peer.rank) == (group, rank), f"{name}: rank {rank} belongs elsewhere"
+                assert not peer.gone, f"{name}: rank {rank} is gone"
+                assert not peer.dismissed, f"{name}: rank {rank} was told to leave"
+                for actor in peer.actors.values():
+                    assert actor.group is (group if actor.offer.grouped else None), f"{name}: another group's actor"
+            assert (group.state == "gathering") <= (not group.job and not group.sequence), f"{name}: works already"
+            assert (group.state == "gathering") or not group.missing, f"{name}: begun without all ranks"
+            if group.state == "gathering":
+                assert {place.epoch for place in group.places.values()} == {group.epoch}, f"{name}: mixed epochs"
+
+
+def _left(group: Group, replaced: Container[int]) -> Mapping[int, Peer]:
+    """The ranks that are left of a group when peers with these numbers are gone."""
+    left = {rank: peer for rank, peer in group.ranks.items() if peer.attachment not in replaced}
+    return left if group.state == "gathering" or len(left) == len(group.ranks) else MappingProxyType({})
+
+
+def _is_awaited(group: Group) -> bool:
+    """Whether there is a time by which it must have gone on."""
+    return group.state in ("opening", "forming") or (group.state == "gathering" and group.epoch > 0)

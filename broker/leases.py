@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 
 from reelwire.messages import Artifact, MemoryOffer, ReturnSegments, SegmentUse
 from reelwire.spec import StreamSpec
@@ -285,12 +286,24 @@ class Leases:
         return index < (self._flow.acked if reader == CLIENT else self._flow.stages[reader].finished)
 
 
-def sharable(spec: StreamSpec, workers: Mapping[str, Peer], client: Peer | None) -> dict[str, tuple[str, ...]]:
-    """Of each stage, the artifacts that all their readers can take from its worker's shared memory."""
+def sharable(
+    spec: StreamSpec,
+    workers: Mapping[str, Peer],
+    client: Peer | None,
+    ranks: Mapping[str, tuple[Peer, ...]] = MappingProxyType({}),
+) -> dict[str, tuple[str, ...]]:
+    """Of each stage, the artifacts that all their readers can take from its worker's shared memory.
+
+    Args:
+        spec: the dataflow.
+        workers: stage name to the worker that writes what the stage makes.
+        client: who reads the outputs.
+        ranks: stage name to those who read its inputs, where that isn't its worker alone.
+    """
     readers: dict[str, list[Peer | None]] = {artifact: [client] for artifact in spec.outputs}
     for stage in spec.stages:
         for artifact in stage.consumes:
-            readers.setdefault(artifact, []).append(workers[stage.name])
+            readers.setdefault(artifact, []).extend(ranks.get(stage.name) or (workers[stage.name],))
     return {
         stage.name: tuple(
             name for name in stage.produces if all(_maps(each, workers[stage.name]) for each in readers.get(name, ()))

@@ -103,7 +103,9 @@ class Making(Delivering):
         self._stir()
 
     def _follow(self, line: Line) -> None:
-        """Find out what a stage's own worker makes for it."""
+        """Find out what a stage's own worker makes for it; not for a group's, whose inputs must reach all ranks."""
+        if line.actor.group is not None:
+            return
         worker = line.actor.worker
         makers = [edge.producer for edge in line.flow.consumes if edge.producer is not None and worker.forwards]
         for maker in makers:
@@ -154,7 +156,7 @@ class Making(Delivering):
         """Send the stage's next task, perhaps ahead of inputs; an actor that has nothing else to do starts it at once."""
         assert self.seats is not None, "a task without a place"
         flow, desk, line = self.flow, self.desk, self._lines[stage]
-        actor, now = line.actor, desk.now
+        actor, group, now = line.actor, line.actor.group, desk.now
         index, inputs = flow.peek(stage)
         awaits = flow.lacking(line.flow) if line.flow.feeders else ()
         task = RunTask(
@@ -170,14 +172,18 @@ class Making(Delivering):
             reservation=self.controls.reservation() if line.is_steered and index == self.controls.unbound else None,
             shared=self.seats.shared[stage],
             awaits=awaits,
+            sequence=0 if group is None else group.next_number,
         )
-        packed, reason = fitted(task, actor.worker.limits, inputs.values())
+        packed, reason = fitted(task, actor.limits, inputs.values())
         if reason is not None:
             text = f"the inputs can't be sent to worker {actor.worker.name!r}: {reason}"
             desk.unfit[self.id] = Failure("stage", text, stage, index)
             return
         flow.dispatch(stage)
-        desk.send(actor.worker, task, packed)
+        if group is None:
+            desk.send(actor.worker, task, packed)
+        else:
+            group.send(desk, task, packed)
         if awaits:
             actor.send_ahead(self.id)
             starts = False

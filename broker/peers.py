@@ -11,6 +11,7 @@ from reelwire.wire import Limits
 
 if TYPE_CHECKING:
     from .actors import Actor
+    from .groups import Group
     from .leases import Piece
     from .session import Session
 
@@ -42,6 +43,9 @@ class Peer:
         memory: shared memory that a worker writes.
         lent: pieces of it that it wasn't told to be free again, by segment.
         maps: numbers of the workers whose shared memory it can open.
+        group: the worker group that it is a rank of.
+        rank: which of its ranks.
+        dismissed: it was told to leave, and is dropped without another word.
     """
 
     route: bytes
@@ -63,6 +67,9 @@ class Peer:
     memory: MemoryOffer | None = None
     lent: dict[str, Piece] = field(default_factory=dict)
     maps: set[int] = field(default_factory=set)
+    group: Group | None = None
+    rank: int = 0
+    dismissed: bool = False
 
 
 class Peers:

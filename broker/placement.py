@@ -143,11 +143,16 @@ class Placement:
         return None
 
     def add(self, worker: Peer, hello: WorkerHello) -> None:
-        """Take a worker's actors in; `objection` had none."""
+        """Take a worker's actors in, where `Groups.add` has put it into its group; `objection` had none.
+
+        A rank that leads nobody serves nothing by itself: what it does its leader offers.
+        """
+        if worker.rank or worker.dismissed:
+            return
         for spec in hello.specs:
             self.served.setdefault(spec.name, Served(spec)).workers[worker.attachment] = worker
         for offer in hello.stages:
-            actor = Actor(worker, offer)
+            actor = Actor(worker, offer, group=worker.group if offer.grouped else None)
             worker.actors[offer.pipeline, offer.stage] = actor
             self.served[offer.pipeline].actors.setdefault(offer.stage, {})[worker.attachment] = actor
 

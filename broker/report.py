@@ -99,8 +99,11 @@ def _worker(peer: Peer, now: float) -> dict[str, Plain]:
         "attachment": peer.attachment,
         "device": peer.device,
         "packages": dict(peer.packages),
-        "ready": all(actor.is_ready for actor in peer.actors.values()),
+        "ready": all(actor.is_ready for actor in peer.actors.values())
+        and (peer.group is None or peer.group.state == "formed"),
         "draining": peer.draining,
+        "group": "" if peer.group is None else peer.group.name,
+        "rank": peer.rank,
         "silent_s": now - peer.heard_at,
         "shared_memory": peer.memory is not None,
         "pieces_lent": len(peer.lent),

@@ -84,7 +84,7 @@ def _too_large(request: OpenSession, served: Served) -> Failure | None:
     """Why no worker of some stage could be told of the session."""
     for stage in served.spec.stages:
         sizes = initialize_sizes(request, served.spec, stage.name)
-        reasons = [actor.worker.limits.misfit(sizes) for actor in served.actors[stage.name].values()]
+        reasons = [actor.limits.misfit(sizes) for actor in served.actors[stage.name].values()]
         if None not in reasons:
             text = f"the request doesn't fit what workers accept: {reasons[0]}"
             return Failure("request", text, field=largest_field(request))

@@ -92,7 +92,8 @@ class Seats:
     def share(self, client: Peer | None) -> None:
         """Find out anew what may be in shared memory: the session was placed, or somebody can open more than before."""
         workers = {stage: seat.actor.worker for stage, seat in self.seats.items()}
-        self.shared = sharable(self._spec, workers, client)
+        ranks = {stage: seat.actor.readers for stage, seat in self.seats.items() if seat.actor.group is not None}
+        self.shared = sharable(self._spec, workers, client, ranks)
 
     def initialize_next(self) -> bool:
         """Have the next stage initialized; False when all are."""
@@ -182,6 +183,7 @@ class Seats:
     def _initialize(self, stage: str, seat: Seat) -> None:
         assert self._request is not None, "initialized after all were"
         request, names = self._request, self._spec.stage(stage).request_tensors
+        group = seat.actor.group
         message = InitializeStage(
             session=self._session,
             pipeline=self._spec.name,
@@ -192,8 +194,9 @@ class Seats:
             parameters=request.parameters,
             tensors={name: request.tensors[name] for name in names if name in request.tensors},
             handed=self._handed,
+            sequence=0 if group is None else group.next_number,
         )
-        packed, reason = fitted(message, seat.actor.worker.limits)
+        packed, reason = fitted(message, seat.actor.limits)
         if reason is not None:
             text = f"worker {seat.actor.worker.name!r} can't be told of the session: {reason}"
             self._desk.unfit[self._session] = Failure("request", text, stage, field=largest_field(request))
@@ -213,7 +216,10 @@ class Seats:
         seat.errands.add(errand)
         seat.actor.send_errand(errand, self._desk.now)
         self._desk.watch(seat.actor)
-        self._desk.send(seat.actor.worker, message, packed)
+        if seat.actor.group is not None and isinstance(message, InitializeStage):
+            seat.actor.group.send(self._desk, message, packed)
+        else:
+            self._desk.send(seat.actor.worker, message, packed)
 
     def _answered(self, seat: Seat, errand: Errand) -> bool:
         if errand not in seat.errands:

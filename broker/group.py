@@ -1,0 +1,116 @@
+"""One worker group: its ranks, how far it is, and the numbered bodies that all of them are sent; see `groups`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields, replace
+from typing import Literal, TypeVar
+
+from reelwire.job_spec import JobSpec
+from reelwire.messages import HeldJob, InitializeStage, Member, Membership, RunJob, RunTask, WorkerHello
+from reelwire.wire import Limits, Packed, pack
+
+from .desk import Desk
+from .peers import Peer
+
+GroupState = Literal["gathering", "opening", "forming", "formed", "over"]
+Body = InitializeStage | RunTask | RunJob
+B = TypeVar("B", InitializeStage, RunTask, RunJob)
+
+
+@dataclass(slots=True, eq=False)
+class Group:
+    """One group.
+
+    Attributes:
+        name: its name.
+        world: how many ranks it has.
+        state: see the module.
+        epoch: its newest forming, over all groups no number comes twice; while it gathers, what its ranks say.
+        ranks: those that are attached; of a group that is over, those that were.
+        jobs: kinds of jobs that it does.
+        job: the id of the job that it has; empty: none.
+        sequence: number of the newest body that all ranks were sent.
+        held: jobs that its leader had when it came.
+        hellos: what each rank said.
+        places: where each says that it belongs.
+        secret: what its ranks say to each other first; empty once they have met.
+    """
+
+    name: str
+    world: int
+    state: GroupState = "gathering"
+    epoch: int = 0
+    ranks: dict[int, Peer] = field(default_factory=dict)
+    jobs: tuple[JobSpec, ...] = ()
+    job: str = ""
+    sequence: int = 0
+    held: tuple[HeldJob, ...] = ()
+    hellos: dict[int, WorkerHello] = field(default_factory=dict)
+    places: dict[int, Membership] = field(default_factory=dict)
+    secret: bytes = b""
+    _smallest: Limits | None = None
+
+    @property
+    def leader(self) -> Peer:
+        """Rank 0, which speaks for all."""
+        return self.ranks[0]
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it has formed, and none of its ranks leaves."""
+        return self.state == "formed" and not any(peer.draining or peer.mute for peer in self.ranks.values())
+
+    @property
+    def takes_jobs(self) -> bool:
+        """Whether a job may be sent to it now."""
+        return bool(self.jobs) and not self.job and self.is_open
+
+    @property
+    def missing(self) -> tuple[int, ...]:
+        """Ranks that aren't attached."""
+        return tuple(rank for rank in range(self.world) if rank not in self.ranks)
+
+    @property
+    def members(self) -> tuple[Member, ...]:
+        """All ranks, as they are told of each other."""
+        return tuple(Member(rank, place.machine, place.pid) for rank, place in sorted(self.places.items()))
+
+    @property
+    def next_number(self) -> int:
+        """The number of the body that is sent next."""
+        return self.sequence + 1
+
+    def number(self, body: B) -> B:
+        """The body with the next number; it is used up when the body is sent."""
+        return replace(body, sequence=self.next_number)
+
+    def limits(self) -> Limits:
+        """What all ranks accept."""
+        if self._smallest is None:
+            all_limits = [peer.limits for peer in self.ranks.values()] or [Limits()]
+            least = {one.name: min(getattr(limits, one.name) for limits in all_limits) for one in fields(Limits)}
+            self._smallest = Limits(**least)
+        return self._smallest
+
+    def send(self, desk: Desk, body: Body, packed: Packed | None = None) -> None:
+        """Tell every rank the body that has the next number; `packed`: as it is sent, if that was made already."""
+        assert body.sequence == self.next_number, f"{self.name}: body {body.sequence} after {self.sequence}"
+        self.sequence = body.sequence
+        packed = packed or pack(body)
+        for peer in self.ranks.values():
+            desk.send(peer, body, packed)
+
+    def take(self, peer: Peer, place: Membership, hello: WorkerHello) -> None:
+        """A rank belongs to it from now on."""
+        rank = peer.rank
+        self.ranks[rank], self.places[rank], self.hellos[rank] = peer, place, hello
+        self._smallest = None
+        if rank == 0:
+            self.jobs, self.held = hello.jobs, hello.held
+
+    def release(self, rank: int) -> None:
+        """A rank doesn't belong to it any more."""
+        del self.ranks[rank], self.places[rank], self.hellos[rank]
+        self._smallest = None
+        if rank == 0:
+            self.jobs, self.held = (), ()
