@@ -54,7 +54,9 @@ class Log:
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """Leave the loop."""
+    """Leave the loop; `failure`: because the broker can't go on."""
+
+    failure: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,9 +146,16 @@ class ReadPart:
 
 @dataclass(frozen=True, slots=True)
 class RemoveFile:
-    """Remove a file from the store; nothing is answered."""
+    """Remove a file from the store; nothing is answered.
+
+    Attributes:
+        file: which.
+        heard: how many `FileDone` with a SHA-256 the core has had so far; a file that has come once more since, which the
+            core hasn't heard of yet, stays. None: it goes in any case.
+    """
 
     file: str
+    heard: int | None = None
 
 
 FileAction = (

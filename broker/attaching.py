@@ -10,6 +10,7 @@ from collections.abc import Mapping
 
 from reelwire import messages as m
 from reelwire import versions
+from reelwire.job_spec import JobSpec
 from reelwire.spec import StreamSpec
 
 from . import transitions as t
@@ -17,6 +18,7 @@ from .config import BrokerConfig
 from .desk import Desk, shortened
 from .events import Malformed, Received
 from .fitting import limits_of
+from .groups import Groups
 from .leases import offer_objection
 from .peers import Kind, Peer, Peers, Told
 from .placement import NAME_CHARACTERS_MAX, AdmitSpec, Placement
@@ -33,9 +35,10 @@ class Attaching(ABC):
         config: settings.
         version: of reelwire; peers must have the same major and minor one.
         admit_spec: raises SpecError for a dataflow that the broker doesn't serve.
+        incarnation: how many brokers there were with this one's state, this one included.
     """
 
-    def __init__(self, config: BrokerConfig, version: str, admit_spec: AdmitSpec) -> None:
+    def __init__(self, config: BrokerConfig, version: str, admit_spec: AdmitSpec, incarnation: int) -> None:
         """Start with nobody attached."""
         self._config = config
         self._version = version
@@ -43,6 +46,7 @@ class Attaching(ABC):
         self._peers = Peers()
         self._told = Told(config.peers_max)
         self._placement = Placement(admit_spec)
+        self._groups = Groups(self._desk, incarnation)
         self._beats: Timers[int] = Timers()
         self._silences: Timers[int] = Timers()
         self._mute: dict[Peer, None] = {}
@@ -51,7 +55,12 @@ class Attaching(ABC):
     def _settle(self) -> None:
         """Do what follows from what was just done."""
 
-    def _hello(self, route: bytes, hello: m.ClientHello | m.WorkerHello) -> None:
+    @abstractmethod
+    def _client_gone(self, peer: Peer) -> None:
+        """A client is detached."""
+
+    def _hello(self, event: Received, hello: m.ClientHello | m.WorkerHello) -> None:
+        route = event.route
         desk, name = self._desk, hello.name
         kind: Kind = "worker" if isinstance(hello, m.WorkerHello) else "client"
         if not versions.fit(hello.version, self._version):
@@ -68,7 +77,7 @@ class Attaching(ABC):
             self._drop(old, "said hello again")
         self._settle()
         if replaced and isinstance(hello, m.WorkerHello):
-            objection = self._placement.objection(hello)
+            objection = self._placement.objection(hello) or self._groups.objection(hello, ())
             if objection is not None:  # what a session of its old self made is still read, in another dataflow
                 self._reject(route, *objection)
                 return
@@ -81,9 +90,10 @@ class Attaching(ABC):
         desk.log("info", "attached", peer=peer.name, kind=kind, attachment=peer.attachment)
         if isinstance(hello, m.WorkerHello):
             peer.device, peer.packages, peer.forwards = hello.device, dict(hello.packages), hello.forwards
-            before = self._placement.specs()
+            before = self._offered()
+            self._groups.add(peer, hello, event.entropy)
             self._placement.add(peer, hello)
-            self._tell_specs(before)
+            self._tell_offered(before)
             if hello.memory is not None:
                 self._peers.lend(peer, hello.memory)
         self._probe(peer)
@@ -98,16 +108,24 @@ class Attaching(ABC):
         if isinstance(hello, m.ClientHello):
             return None
         owners = [owner for owner, worker in self._peers.owners.items() if worker.attachment not in replaced]
-        return self._placement.objection(hello, replaced) or offer_objection(hello.memory, owners)
+        return (
+            self._placement.objection(hello, replaced)
+            or self._groups.objection(hello, replaced)
+            or offer_objection(hello.memory, owners)
+        )
 
     def _welcome(self, peer: Peer) -> None:
-        limits, specs = self._config.limits(), self._placement.specs() if peer.kind == "client" else ()
+        limits, (specs, jobs) = self._config.limits(), self._offered() if peer.kind == "client" else ((), ())
         beat_s, missed = self._config.heartbeat_s, self._config.missed
-        self._desk.send(peer, m.Welcome(peer.name, self._version, beat_s, missed, limits, specs))
+        self._desk.send(peer, m.Welcome(peer.name, self._version, beat_s, missed, limits, specs, jobs))
 
-    def _tell_specs(self, before: tuple[StreamSpec, ...]) -> None:
-        """Welcome every client again when other pipelines can be asked for than `before`."""
-        if self._placement.specs() != before:
+    def _offered(self) -> tuple[tuple[StreamSpec, ...], tuple[JobSpec, ...]]:
+        """What clients can ask for now."""
+        return self._placement.specs(), self._groups.kinds()
+
+    def _tell_offered(self, before: tuple[tuple[StreamSpec, ...], tuple[JobSpec, ...]]) -> None:
+        """Welcome every client again when they can ask for something else than `before`."""
+        if self._offered() != before:
             for peer in self._peers.by_route.values():
                 if peer.kind == "client":
                     self._welcome(peer)
@@ -133,7 +151,9 @@ class Attaching(ABC):
         if worker.attachment in peer.maps:
             return
         peer.maps.add(worker.attachment)
-        fewer, more = sorted((peer.sessions, worker.sessions), key=len)
+        # Of a group's rank those of its leader: what a stage of the group reads, every rank reads.
+        own = peer.sessions if peer.group is None or 0 not in peer.group.ranks else peer.group.leader.sessions
+        fewer, more = sorted((own, worker.sessions), key=len)
         for name, session in fewer.items():
             if name in more and session.seats is not None:
                 session.seats.share(session.owner)
@@ -189,9 +209,12 @@ class Attaching(ABC):
         if peer.kind == "worker":
             for actor in peer.actors.values():
                 desk.silences.drop(actor)
-            before = self._placement.specs()
+            before = self._offered()
+            self._groups.lose(peer, reason, left=left)
             self._placement.remove(peer)
-            self._tell_specs(before)
+            self._tell_offered(before)
+        else:
+            self._client_gone(peer)
         event = t.WorkerLost(peer, reason) if peer.kind == "worker" else t.ClientLeft() if left else t.ClientLost()
         for session in list(peer.sessions.values()):
             session.handle(event)

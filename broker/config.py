@@ -135,8 +135,8 @@ class BrokerConfig:
 
 def _check(name: str, kind: str, value: object) -> None:
     if name == "state_dir":
-        if not isinstance(value, str):
-            raise ConfigError(name, f"{checks.shown(value)} is not accepted; accepted: the path of a folder")
+        if not isinstance(value, str) or (value and not value.startswith("/")):
+            raise ConfigError(name, f"{checks.shown(value)} is not accepted; accepted: the absolute path of a folder")
     elif name == "media_roots":
         if not isinstance(value, tuple) or not all(isinstance(root, str) and root.startswith("/") for root in value):
             raise ConfigError(name, f"{checks.shown(value)} is not accepted; accepted: absolute paths of folders")

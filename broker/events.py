@@ -88,6 +88,14 @@ class Stored:
 
 
 @dataclass(frozen=True, slots=True)
+class StoreFailed:
+    """Nothing can be made durable any more: what was persisted and not yet said to be stored may be lost."""
+
+    now: float
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class PartStored:
     """So many parts of a file that comes in parts are written, in all."""
 
@@ -138,4 +146,5 @@ Event = (
     | PartStored
     | FileDone
     | PartRead
+    | StoreFailed
 )

@@ -16,9 +16,11 @@ import typer
 
 from .commands.bench import bench
 from .commands.broker import broker
+from .commands.cancel import cancel
 from .commands.config import show
 from .commands.demo import demo
 from .commands.doctor import doctor
+from .commands.edit import edit
 from .commands.status import status
 from .commands.stream import stream
 from .commands.up import up
@@ -31,7 +33,7 @@ _INTERRUPTED = 130
 
 app = typer.Typer(
     name="reelwire",
-    help="Interactive world models as streaming sessions, from a pool of workers over ZeroMQ.",
+    help="Interactive world models as streaming sessions, and jobs that edit clips, from one pool of workers over ZeroMQ.",
     no_args_is_help=True,
     rich_markup_mode=None,  # it would swallow what stands in brackets, such as the name of a TOML table
     add_completion=False,
@@ -41,7 +43,7 @@ app = typer.Typer(
 config = typer.Typer(help="Settings: what holds and where it came from.", no_args_is_help=True, rich_markup_mode=None)
 app.add_typer(config, name="config")
 app.add_typer(bench, name="bench")
-for command in (demo, up, broker, worker, stream, status, doctor):
+for command in (demo, up, broker, worker, stream, edit, status, cancel, doctor):
     app.command()(command)
 config.command()(show)
 

@@ -35,7 +35,9 @@ def test_each_setting_is_checked_by_name(field: str) -> None:
     if kind is int:
         wrong.append(1.5)
     if kind is str:
-        wrong += ["", 7, "http://x", "7461"]
+        wrong += [7, "http://x", "7461", *([] if field == "state_dir" else [""])]
+    if kind is tuple:
+        wrong += [("media",), (7,)]
     for value in wrong:
         with pytest.raises(ConfigError) as caught:
             BrokerConfig(**{field: value})

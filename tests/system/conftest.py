@@ -54,17 +54,29 @@ class Stack:
         self._clients: list[Client] = []
         self.endpoint = ""
 
-    def broker(self, **settings: object) -> Daemon:
-        """Start the broker on a port that the system chooses."""
-        daemon = self._start("broker", "--listen", "tcp://127.0.0.1:*", *_set(settings))
+    def broker(self, listen: str = "tcp://127.0.0.1:*", **settings: object) -> Daemon:
+        """Start the broker, on a port that the system chooses unless one is said."""
+        daemon = self._start("broker", "--listen", listen, *_set(settings))
         self.endpoint = daemon.said["endpoint"]
         return daemon
+
+    def broker_again(self, **settings: object) -> Daemon:
+        """Start the broker where it was, with the same settings."""
+        return self.broker(self.endpoint, **settings)
 
     def worker(self, name: str, pipeline: str = LAB, stages: str = "", **settings: object) -> Daemon:
         """Start a worker, and wait until it is ready."""
         chosen = ("--stages", stages) if stages else ()
         flags = ("--broker", self.endpoint, "--name", name, "--pipeline", pipeline, *chosen, *_set(settings))
         return self._start("worker", *flags)
+
+    def group(self, name: str, world: int, *flags: str, **settings: object) -> list[Daemon]:
+        """Start a group of workers, and wait until it is formed; rank 0 comes first in the list."""
+        ranks = []
+        for rank in reversed(range(world)):
+            place = ("--group", name, "--rank", str(rank), "--world", str(world))
+            ranks.append(self._start("worker", "--broker", self.endpoint, *place, *flags, *_set(settings)))
+        return ranks[::-1]
 
     def client(self, name: str = "") -> Client:
         """Connect a client; it is closed at the end."""

@@ -49,7 +49,7 @@ def broker(
         "listen": listen,
         "insecure": insecure,
         "media_roots": roots,
-        "state_dir": state_dir,
+        "state_dir": str(Path(state_dir).absolute()) if state_dir else None,
     }
     assigned = assignments(settings or (), "set")
     resolved = load_settings(config).resolve("broker", BrokerConfig, flags, assigned)

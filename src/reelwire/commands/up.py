@@ -81,7 +81,12 @@ def up(
 
     layers = load_settings(config)
     roots = tuple(str(Path(root).absolute()) for root in media_roots) if media_roots else None
-    of_broker = {"listen": listen, "insecure": insecure, "media_roots": roots, "state_dir": state_dir}
+    of_broker = {
+        "listen": listen,
+        "insecure": insecure,
+        "media_roots": roots,
+        "state_dir": str(Path(state_dir).absolute()) if state_dir else None,
+    }
     broker = layers.resolve("broker", BrokerConfig, of_broker)
     flags = {
         "device": device,
