@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 from reelwire.group_messages import ToLeader, ToRank
 from reelwire.messages import Failure, FileOffer, FilePart, FileRole, InitializeStage, Member, RunJob, RunTask
 
-from .actions import Job
-from .events import Finished
+from .actions import Action, Job
+from .events import Event, Finished
 
 if TYPE_CHECKING:
     from reelwire.pipeline.job import JobOutput
@@ -294,11 +294,12 @@ class MakeResult:
 
 @dataclass(frozen=True, slots=True)
 class DropFiles:
-    """Remove files that were made or fetched here for a job; `role`: only of that role."""
+    """Remove files that were made or fetched here for a job; `role`: only of that role; `besides`: but not this one."""
 
     job: str
     attempt: int
     role: FileRole | None = None
+    besides: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -311,3 +312,7 @@ class KillRanks:
 GroupAction = (
     OpenLink | JoinLink | Tell | Do | TakeIn | FindFiles | WritePart | SendParts | MakeResult | DropFiles | KillRanks
 )
+AnyAction = Action | GroupAction
+"""What a core asks of its loop."""
+AnyEvent = Event | GroupEvent
+"""What happens to a core."""
