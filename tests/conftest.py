@@ -1,4 +1,4 @@
-"""What holds for every test: shared memory is written below a folder of this run, and nothing is left of it."""
+"""What holds for every test: shared memory and state are written below folders of this run, and no memory is left of it."""
 
 from __future__ import annotations
 
@@ -26,12 +26,13 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def shared_memory() -> Iterator[Path]:
+def shared_memory(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """Where all processes of the tests write; in the end only what killed ones left, and that can be reaped."""
     machine = Path("/dev/shm")
     base = Path(tempfile.mkdtemp(prefix="reelwire-tests-", dir=machine if os.access(machine, os.W_OK) else None))
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("REELWIRE_SHARED_MEMORY", str(base))
+        patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))  # of brokers that are told of no folder
         yield base
     reap(base)
     left = sorted(base.rglob("*"))

@@ -109,3 +109,40 @@ def soak(
     publish(
         run(Plan(chunks, warmup, sessions, session_chunks, warmup_sessions)), as_json=as_json, path=path, strict=strict
     )
+
+
+@bench.command()
+def groups(
+    world: Annotated[int, typer.Option(min=1, help="Ranks of the group.")] = 2,
+    steps: Annotated[int, typer.Option(min=8, help="Of the job.")] = 20,
+    step_s: Annotated[float, typer.Option(min=0.01, help="Seconds of a step.")] = 0.4,
+    denoise_s: Annotated[float, typer.Option(min=0, help="Seconds of the stream's grouped stage for a chunk.")] = 0.06,
+    rounds: Annotated[int, typer.Option(min=1, help="How often all of it is played.")] = 2,
+    path: Csv = None,
+    strict: Strict = False,
+    as_json: Json = False,
+) -> None:
+    """A stream and a job on one worker group: what a chunk waits, what the job loses, what a yield costs; about a minute."""
+    from .bench_groups import Plan, run
+    from .bench_report import check_csv, publish
+
+    check_csv(path)
+    publish(run(Plan(world, steps, step_s, denoise_s, rounds)), as_json=as_json, path=path, strict=strict)
+
+
+@bench.command()
+def jobs(
+    clients: Annotated[int, typer.Option(min=1, help="Attached at once.")] = 100,
+    each: Annotated[int, typer.Option(min=1, help="Submissions of each, in turn and then at once.")] = 10,
+    flood: Annotated[int, typer.Option(min=1, help="Submissions in the end, all clients together.")] = 10_000,
+    queued: Annotated[int, typer.Option(min=1, help="Most jobs that are queued beside those before.")] = 1000,
+    path: Csv = None,
+    strict: Strict = False,
+    as_json: Json = False,
+) -> None:
+    """What the durable acknowledgement of a job takes, and many more submissions than may be queued; about a minute."""
+    from .bench_jobs import Plan, run
+    from .bench_report import check_csv, publish
+
+    check_csv(path)
+    publish(run(Plan(clients, each, flood, queued)), as_json=as_json, path=path, strict=strict)

@@ -73,7 +73,7 @@ def stack(workers: Mapping[str, Mapping[str, object]], broker: Mapping[str, obje
     endings = Endings()
     try:
         with tempfile.TemporaryDirectory(prefix="reelwire-") as folder, stopped_by_signals(endings):
-            flags = {"listen": f"ipc://{folder}/broker", **(broker or {})}
+            flags = {"listen": f"ipc://{folder}/broker", "state_dir": f"{folder}/state", **(broker or {})}
             supervisor = Supervisor(forward=lambda name, kind, line: _keep(said, name, kind, line))
             try:
                 supervisor.start(broker_child(layers.resolve("broker", BrokerConfig, flags)))

@@ -1,0 +1,29 @@
+"""`reelwire cancel`: end a job."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from .shared import ConfigFile, Endpoint, Json, load_settings, print_json, print_table
+
+
+def cancel(
+    jobs: Annotated[list[str], typer.Argument(help="Ids of jobs, as `reelwire status` and `reelwire edit` say them.")],
+    endpoint: Endpoint = None,
+    config: ConfigFile = None,
+    as_json: Json = False,
+) -> None:
+    """End jobs: one that runs ends at its next step, on all ranks of its group; one that has ended stays as it is."""
+    from .. import Client
+    from ..settings import ClientSettings
+
+    settings = load_settings(config).resolve("client", ClientSettings, {"endpoint": endpoint}).value
+    with Client(settings.endpoint, connect_timeout_s=settings.connect_timeout_s) as client:
+        found = [client.job(name) for name in jobs]  # all are known before any is ended
+        states = {job.id: job.cancel().state for job in found}
+    if as_json:
+        print_json(states)
+    else:
+        print_table("Jobs", ("job", "state"), states.items())
