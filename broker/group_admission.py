@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from reelwire.checks import shown
 from reelwire.job_spec import JobSpec, validate_job
@@ -67,7 +66,7 @@ def _jobs_objection(hello: WorkerHello) -> Objection | None:
     names = [spec.name for spec in hello.jobs]
     for spec in hello.jobs:
         if names.count(spec.name) > 1:
-            return "malformed", f"kind of job {shown(spec.name)} is announced twice"
+            return "malformed", f"kind of job {shown(spec.name)} is announced twice; accepted: once"
         if len(spec.name) > NAME_CHARACTERS_MAX:
             return "limit", f"a kind of job has a name of {len(spec.name)} characters; accepted: {NAME_CHARACTERS_MAX}"
         try:
@@ -93,36 +92,39 @@ def member_objection(
     """
     name = shown(place.group)
     if place.world != world:
-        return "conflict", f"group {name} has {world} ranks, rank {place.rank} counts {place.world}"
+        return "conflict", f"group {name} has {world} ranks, rank {place.rank} counts {place.world}; accepted: {world}"
     if place.rank in others:
-        holder = others[place.rank].name
-        return "limit", f"rank {place.rank} of group {name} is worker {shown(holder)} already"
-    rank, other = next(iter(others.items()))
-    for what, (mine, theirs) in _alike(hello, other).items():
-        if mine != theirs:
-            return (
-                "conflict",
-                f"group {name}: {what} {shown(mine)} at rank {place.rank}, {shown(theirs)} at rank {rank}",
-            )
+        holder = shown(others[place.rank].name)
+        return (
+            "limit",
+            f"rank {place.rank} of group {name} is worker {holder}; accepted: one of each, once that is gone",
+        )
     for rank, other in others.items():
+        for what, (mine, theirs) in _alike(hello, other).items():
+            if mine != theirs:
+                differs = f"{what} is {shown(mine)} at rank {place.rank}, {shown(theirs)} at rank {rank}"
+                return "conflict", f"group {name}: {differs}; accepted: the same at all ranks"
         if hello.specs and other.specs and hello.specs != other.specs:
-            return "conflict", f"group {name}: rank {place.rank} serves another pipeline than rank {rank}"
+            differs = f"rank {place.rank} serves other pipelines than rank {rank}"
+            return "conflict", f"group {name}: {differs}; accepted: the same at all ranks"
     return None
 
 
-def _alike(hello: WorkerHello, other: WorkerHello) -> dict[str, tuple[Any, Any]]:
+def _alike(hello: WorkerHello, other: WorkerHello) -> dict[str, tuple[str | None, str | None]]:
     """What two ranks must have in common, as each of them says it."""
-    kinds = [one.device.partition(":")[0] for one in (hello, other)]
-    prints = [one.group.fingerprint if one.group is not None else "" for one in (hello, other)]
-    packages = {
-        name: (hello.packages.get(name), other.packages.get(name)) for name in {**hello.packages, **other.packages}
-    }
+    both = (hello, other)
+    device, theirs = (one.device.partition(":")[0] for one in both)
+    mine, other_print = ("" if one.group is None else one.group.fingerprint for one in both)
     return {
-        "reelwire": (hello.version, other.version),
-        **packages,
-        "the fingerprint of weights and options is": (prints[0], prints[1]),
-        "the device is of kind": (kinds[0], kinds[1]),
+        "version of reelwire": (hello.version, other.version),
+        **{f"version of {name}": (hello.packages.get(name), other.packages.get(name)) for name in _packages(both)},
+        "fingerprint of weights and options": (mine, other_print),
+        "kind of device": (device, theirs),
     }
+
+
+def _packages(hellos: tuple[WorkerHello, ...]) -> list[str]:
+    return list(dict.fromkeys(name for hello in hellos for name in hello.packages))
 
 
 def kinds_objection(jobs: tuple[JobSpec, ...], known: Mapping[str, JobSpec]) -> Objection | None:
@@ -131,7 +133,7 @@ def kinds_objection(jobs: tuple[JobSpec, ...], known: Mapping[str, JobSpec]) -> 
         if known.get(spec.name, spec) != spec:
             return (
                 "conflict",
-                f"kind of job {shown(spec.name)} is done already by another group, which describes it differently",
+                f"kind of job {shown(spec.name)} is done by another group, which describes it otherwise; accepted: the same spec",
             )
     both = {**known, **{spec.name: spec for spec in jobs}}
     if jobs and len(encode(Welcome("", "", 1.0, 1, {}, (), tuple(both.values())), 0)[0]) > KINDS_BYTES_MAX:
