@@ -1,0 +1,201 @@
+"""The jobs of a broker in an SQLite database: what was written is there after a crash of the process or the machine.
+
+One row per job. Its columns are for people, who may read the file with any tool while the broker runs; what the broker
+reads is the whole record beside them, msgpack through `reelwire.codec`, whose types are closed. A record is the list of
+`JobRecord`'s fields in their order, so whoever changes those also raises `FORMAT` and says how rows are carried over.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sqlite3
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any, NoReturn, cast
+
+import msgpack
+
+from reelwire import codec
+from reelwire.checks import shown
+from reelwire.errors import ConfigError, WireError
+
+from .actions import Persist
+from .job_record import JobRecord
+
+FORMAT = 1
+"""Version of the tables and of the records in them."""
+BUSY_S = 10.0
+"""How long a write waits for somebody who has locked the database by hand."""
+
+_TABLES = """
+CREATE TABLE broker (one INTEGER PRIMARY KEY CHECK (one = 1), incarnation INTEGER NOT NULL);
+CREATE TABLE jobs (
+    id TEXT PRIMARY KEY NOT NULL,
+    number INTEGER NOT NULL,
+    key TEXT NOT NULL UNIQUE,
+    kind TEXT NOT NULL,
+    client TEXT NOT NULL,
+    standing TEXT NOT NULL,
+    submitted_at REAL NOT NULL,
+    record BLOB NOT NULL
+);
+INSERT INTO broker VALUES (1, 0);
+"""
+_PUT = """
+INSERT INTO jobs (id, number, key, kind, client, standing, submitted_at, record) VALUES (?, ?, ?, ?, ?, ?, ?, ?)
+ON CONFLICT (id) DO UPDATE SET number = excluded.number, key = excluded.key, kind = excluded.kind,
+    client = excluded.client, standing = excluded.standing, submitted_at = excluded.submitted_at, record = excluded.record
+"""
+
+
+class Journal:
+    """A journal that is open; one thread at a time may use it.
+
+    Args:
+        path: of the database, which is made when it isn't there.
+
+    Attributes:
+        path: the same.
+
+    Raises:
+        ConfigError: of the field ``state_dir``: it can't be opened, is damaged, or isn't a journal of this version.
+    """
+
+    def __init__(self, path: Path) -> None:
+        """Open or make it, and check it."""
+        self.path = path
+        with _explained(path):
+            os.close(os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600))  # SQLite would let others read it
+            self._connection = sqlite3.connect(path, timeout=BUSY_S, isolation_level=None, check_same_thread=False)
+        try:
+            with _explained(path):
+                self._prepare()
+        except ConfigError:
+            self._connection.close()
+            raise
+
+    def begin(self) -> int:
+        """Count one more broker; its number is durable when this returns.
+
+        Raises:
+            ConfigError: it can't be written.
+        """
+        with _explained(self.path), self._transaction():
+            self._connection.execute("UPDATE broker SET incarnation = incarnation + 1")
+            return self._number("SELECT incarnation FROM broker")
+
+    def load(self) -> tuple[JobRecord, ...]:
+        """All records, in order of arrival.
+
+        Raises:
+            ConfigError: a row can't be read; the sentence names the file and the row.
+        """
+        with _explained(self.path):
+            rows = self._connection.execute("SELECT rowid, id, key, record FROM jobs ORDER BY number").fetchall()
+        records = []
+        for row, job, key, data in rows:
+            try:
+                records.append(_record(data, job, key))
+            except (WireError, ValueError, TypeError, msgpack.UnpackException) as error:
+                wrong = str(error) or type(error).__name__
+                _refuse(self.path, f"has a row that can't be read, row {row} of jobs, job {shown(job)}: {wrong}", error)
+        return tuple(records)
+
+    def write(self, batch: Iterable[Persist]) -> None:
+        """Write all of it, in order, in one transaction: durable when this returns, not there at all when it raises.
+
+        Raises:
+            sqlite3.Error: it can't be written; nothing may be said to be durable any more.
+        """
+        with self._transaction() as connection:
+            for action in batch:
+                if action.record is None:
+                    connection.execute("DELETE FROM jobs WHERE id = ?", (action.job,))
+                else:
+                    connection.execute(_PUT, _row(action.record))
+
+    def close(self) -> None:
+        """Close it; closing again does nothing."""
+        self._connection.close()
+
+    def _prepare(self) -> None:
+        connection = self._connection
+        version = self._number("PRAGMA user_version")
+        if version > FORMAT:
+            _refuse(self.path, f"was written by a newer reelwire (format {version}; this one reads up to {FORMAT})")
+        tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+        if tables != ({"broker", "jobs"} if version else set()):
+            _refuse(self.path, "is a database of something else; accepted: a broker's journal")
+        mode = connection.execute("PRAGMA journal_mode = WAL").fetchone()[0]
+        if mode != "wal":
+            _refuse(
+                self.path, f"lies where SQLite can't keep a write-ahead log ({mode}); accepted: a local file system"
+            )
+        for pragma in ("synchronous = FULL", "fullfsync = ON", "checkpoint_fullfsync = ON", "trusted_schema = OFF"):
+            connection.execute(f"PRAGMA {pragma}")
+        if not version:
+            with self._transaction():
+                for statement in _TABLES.split(";"):
+                    connection.execute(statement)
+                connection.execute(f"PRAGMA user_version = {FORMAT}")
+        elif (found := connection.execute("PRAGMA quick_check(1)").fetchone()[0]) != "ok":
+            _refuse(self.path, f"is damaged ({found})")
+
+    def _number(self, query: str) -> int:
+        return int(self._connection.execute(query).fetchone()[0])
+
+    @contextlib.contextmanager
+    def _transaction(self) -> Iterator[sqlite3.Connection]:
+        self._connection.execute("BEGIN IMMEDIATE")
+        try:
+            yield self._connection
+            self._connection.execute("COMMIT")
+        except BaseException:
+            with contextlib.suppress(sqlite3.Error):
+                self._connection.execute("ROLLBACK")
+            raise
+
+
+_encode, _decode = codec.encoder(JobRecord), codec.decoder(JobRecord)
+
+
+def _record(data: bytes, job: str, key: str) -> JobRecord:
+    tree = msgpack.unpackb(data, strict_map_key=True, raw=False, ext_hook=_refuse_extension)
+    record = cast("JobRecord", _decode(tree, codec.Frames(()), "record"))
+    if (record.job, record.key) != (job, key):
+        raise WireError(f"the record is of job {shown(record.job)} with the key {shown(record.key)}")
+    return record
+
+
+def _row(record: JobRecord) -> tuple[Any, ...]:
+    data = msgpack.packb(_encode(record, []))
+    return (
+        record.job,
+        record.number,
+        record.key,
+        record.kind,
+        record.client,
+        record.standing,
+        record.submitted_at,
+        data,
+    )
+
+
+@contextlib.contextmanager
+def _explained(path: Path) -> Iterator[None]:
+    """Say of an error of the database what it is about."""
+    try:
+        yield
+    except sqlite3.Error as error:
+        _refuse(path, f"can't be used ({error})", error)
+    except OSError as error:
+        _refuse(path, f"can't be used ({error.strerror})", error)
+
+
+def _refuse_extension(code: int, _data: bytes) -> NoReturn:
+    raise ValueError(f"msgpack extension {code}")
+
+
+def _refuse(path: Path, reason: str, error: Exception | None = None) -> NoReturn:
+    raise ConfigError("state_dir", f"the journal {str(path)!r} {reason}") from error

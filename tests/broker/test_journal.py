@@ -1,0 +1,220 @@
+"""The journal: what was written is read again, as it was, or an error says which row isn't."""
+
+from __future__ import annotations
+
+import sqlite3
+import stat
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+import msgpack
+import pytest
+
+from reelwire.broker.actions import Persist
+from reelwire.broker.job_record import JobRecord, StoredFile
+from reelwire.broker.journal import FORMAT, Journal
+from reelwire.errors import ConfigError
+from reelwire.messages import Failure
+
+FULL = JobRecord(
+    job="j1",
+    number=3,
+    key="kéy",
+    client="app",
+    kind="v2v",
+    suffix=".png",
+    parameters={"prompt": "a dog", "steps": 40, "scale": 1.5, "list": [1, {"a": None}], "raw": b"\0", "on": True},
+    media={"video": (StoredFile("a" * 64, 5),), "images": (StoredFile("b" * 64, 6), StoredFile("c" * 64, 0))},
+    priority=-100,
+    output="/srv/out.mp4",
+    standing="failed",
+    attempt=2,
+    losses=1,
+    checkpoint=StoredFile("d" * 64, 7),
+    checkpoint_step=20,
+    result=StoredFile("e" * 64, 8),
+    facts={"frames": 81},
+    failure=Failure("stage", "out of memory", stage="denoise", index=4, retry_after_s=2.0),
+    submitted_at=1_700_000_000.25,
+    ended_at=1_700_000_100.0,
+    fetched_at=1_700_000_200.0,
+)
+
+
+def record(number: int, **more: Any) -> JobRecord:
+    return JobRecord(f"job-{number}", number, f"key-{number}", "app", "v2v", **more)
+
+
+def put(*records: JobRecord) -> list[Persist]:
+    return [Persist(ticket, each, each.job) for ticket, each in enumerate(records, 1)]
+
+
+def refused(path: Path) -> str:
+    """Why a journal isn't opened, or not read."""
+    with pytest.raises(ConfigError) as caught:
+        journal = Journal(path)
+        try:
+            journal.load()
+        finally:
+            journal.close()
+    assert caught.value.field == "state_dir"
+    assert str(path) in caught.value.reason
+    return caught.value.reason
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "journal.sqlite3"
+
+
+def test_groups_07_a_record_is_read_as_it_was_written(path: Path) -> None:
+    """Every field of it, whatever is in it, in order of arrival, by the next broker."""
+    journal = Journal(path)
+    journal.write(put(record(7), FULL, record(1)))
+    journal.close()
+    journal.close()
+    journal = Journal(path)
+    assert journal.load() == (record(1), FULL, record(7))
+    journal.close()
+
+
+def test_groups_07_the_newest_record_of_a_job_holds(path: Path) -> None:
+    """Jobs change and are forgotten, and a key may come again once it is; the order of a batch is kept."""
+    journal = Journal(path)
+    journal.write(put(record(1), record(2), replace(record(1), standing="running")))
+    again = replace(record(1), job="other", number=3)
+    journal.write([Persist(4, None, "job-1"), Persist(5, again, "other"), Persist(6, None, "never was")])
+    assert journal.load() == (record(2), again)
+    journal.close()
+
+
+def test_a_batch_is_written_whole_or_not_at_all(path: Path) -> None:
+    """One record that can't be written takes the others of its batch with it, and the journal can still be used."""
+    journal = Journal(path)
+    with pytest.raises(sqlite3.IntegrityError):
+        journal.write(put(record(1), replace(record(2), key="key-1")))
+    assert journal.load() == ()
+    with pytest.raises(UnicodeEncodeError):
+        journal.write(put(record(1), replace(record(2), client="\udc80")))
+    journal.write(put(record(3)))
+    assert journal.load() == (record(3),)
+    journal.close()
+
+
+def test_incarnations_are_counted(path: Path) -> None:
+    """Each broker has a higher number than all before it."""
+    for expected in (1, 2, 3):
+        journal = Journal(path)
+        assert journal.begin() == expected
+        journal.close()
+
+
+def test_what_is_written_survives_a_crash(path: Path) -> None:
+    """The log is written ahead and synchronized with every transaction; the file is the user's alone."""
+    journal = Journal(path)
+    asked = {
+        name: journal._connection.execute(f"PRAGMA {name}").fetchone()[0] for name in ("journal_mode", "synchronous")
+    }
+    assert asked == {"journal_mode": "wal", "synchronous": 2}
+    journal.write(put(record(1)))
+    for name in ("journal.sqlite3", "journal.sqlite3-wal"):
+        assert stat.S_IMODE((path.parent / name).stat().st_mode) == 0o600
+    journal.close()
+
+
+def test_the_table_can_be_read_by_hand(path: Path) -> None:
+    """While a broker runs anybody of its user can ask with SQLite's own tool."""
+    journal = Journal(path)
+    journal.write(put(FULL))
+    other = sqlite3.connect(path)
+    row = other.execute("SELECT id, number, key, kind, client, standing, submitted_at FROM jobs").fetchone()
+    assert row == ("j1", 3, "kéy", "v2v", "app", "failed", 1_700_000_000.25)
+    assert other.execute("SELECT incarnation FROM broker").fetchone() == (0,)
+    assert other.execute("PRAGMA user_version").fetchone() == (FORMAT,)
+    other.close()
+    journal.close()
+
+
+@pytest.mark.parametrize(
+    ("column", "value", "reason"),
+    [
+        ("record", b"\xc1", "row 2 of jobs, job 'job-2'"),
+        ("record", b"", "row 2 of jobs, job 'job-2'"),
+        ("record", "text", "row 2 of jobs, job 'job-2'"),
+        ("record", msgpack.packb(["job-2"]), "a list of the 21 fields of JobRecord"),
+        ("record", msgpack.packb(msgpack.ExtType(1, b"")), "msgpack extension 1"),
+        ("key", "another", "the record is of job 'job-2' with the key 'key-2'"),
+    ],
+)
+def test_a_row_that_cannot_be_read_is_an_error(path: Path, column: str, value: object, reason: str) -> None:
+    """Nothing is lost silently: it names the file and the row, and the rest of the journal stays as it is."""
+    journal = Journal(path)
+    journal.write(put(record(1), record(2), record(3)))
+    journal.close()
+    other = sqlite3.connect(path)
+    with other:
+        other.execute(f"UPDATE jobs SET {column} = ? WHERE id = 'job-2'", (value,))
+    assert reason in (said := refused(path))
+    assert "row 2 of jobs" in said
+    assert other.execute("SELECT count(*) FROM jobs").fetchone() == (3,)
+    other.close()
+
+
+def test_a_record_of_a_wrong_type_names_the_field(path: Path) -> None:
+    """The types are closed: what isn't one of them isn't made."""
+    journal = Journal(path)
+    journal.write(put(replace(record(1), standing="asleep")))  # type: ignore[arg-type]
+    journal.close()
+    assert "JobRecord.standing is not one of queued, running" in refused(path)
+
+
+def test_a_journal_of_a_newer_version_is_refused(path: Path) -> None:
+    """Whoever wrote it knows fields that would be lost here."""
+    Journal(path).close()
+    other = sqlite3.connect(path)
+    other.execute(f"PRAGMA user_version = {FORMAT + 1}")
+    other.close()
+    assert f"was written by a newer reelwire (format {FORMAT + 1}; this one reads up to {FORMAT})" in refused(path)
+
+
+def test_another_database_is_refused(path: Path) -> None:
+    """Neither is it changed."""
+    other = sqlite3.connect(path)
+    other.execute("CREATE TABLE mine (x)")
+    other.close()
+    before = path.read_bytes()
+    assert "is a database of something else" in refused(path)
+    assert path.read_bytes() == before
+
+
+def test_a_damaged_journal_is_refused(path: Path) -> None:
+    """No database at all, and one of which a page was overwritten."""
+    path.write_bytes(b"no database " * 1000)
+    assert "can't be used (file is not a database)" in refused(path)
+    path.unlink()
+    journal = Journal(path)
+    journal.write(put(*(record(number, parameters={"prompt": "x" * 500}) for number in range(100))))
+    journal.close()
+    data = bytearray(path.read_bytes())
+    data[3 * 4096 : 5 * 4096] = b"\xff" * 8192
+    path.write_bytes(data)
+    assert "is damaged" in (reason := refused(path)) or "can't be used" in reason
+
+
+def test_a_journal_in_no_folder_is_refused(tmp_path: Path) -> None:
+    """As one that may not be opened."""
+    assert "can't be used (No such file or directory)" in refused(tmp_path / "none" / "journal.sqlite3")
+
+
+def test_fields_of_a_record_belong_to_its_format() -> None:
+    """Records are lists: whoever changes the fields of one raises `FORMAT`, says how rows are carried over, and this list."""
+    names = [
+        "job", "number", "key", "client", "kind", "suffix", "parameters", "media", "priority", "output", "standing",
+        "attempt", "losses", "checkpoint", "checkpoint_step", "result", "facts", "failure", "submitted_at", "ended_at",
+        "fetched_at",
+    ]  # fmt: skip
+    assert [field.name for field in fields(JobRecord)] == names
+    assert [field.name for field in fields(StoredFile)] == ["file", "nbytes"]
+    assert [field.name for field in fields(Failure)] == ["kind", "message", "stage", "index", "field", "retry_after_s"]
+    assert FORMAT == 1
