@@ -1,6 +1,6 @@
 """Every numbered rule that this tree claims to keep has a test that names it.
 
-A test names a rule by ``streaming_07`` in its own name, or by the marker ``@pytest.mark.rule("streaming_07")``.
+A test names a rule by ``streaming_07`` or ``groups_07`` in its own name, or by the marker ``@pytest.mark.rule("streaming_07")``.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 TESTS = Path(__file__).resolve().parent
-RULE = re.compile(r"streaming_(\d\d)(?!\d)")
+RULE = re.compile(r"(streaming|groups)_(\d\d)(?!\d)")
 
-RULES_MAX = 38
+RULES_MAX = {"streaming": 38, "groups": 21}
 
-CLAIMED = {
+STREAMING = {
     1: "0 <= nc - nx <= 2, monotone, never beyond the chunk count",
     2: "prefetch fills the window when a session becomes ready and when a denoise ends",
     3: "a control is accepted in order only, with its condition and room; a refusal changes nothing",
@@ -51,8 +51,27 @@ CLAIMED = {
     38: "versions and limits at the handshake; announced is not ready",
 }
 
+GROUPS = {
+    1: "bodies go to every rank, numbered by the group's own sequence",
+    2: "the leader orders, by messages; it chooses only what every rank has",
+    3: "a chunk of a stream starts at the next step boundary of a job, and the job loses only the time it gave away",
+    4: "a rank that dies or stands still ends the epoch within seconds, and is killed for certain",
+    5: "several groups live side by side",
+    6: "a size that doesn't divide the heads, a missing device and mixed versions are refused before anything runs",
+    7: "a submission is durable when acknowledged, and idempotent by its key",
+    8: "requests are checked at submission, and the error names the field",
+    9: "media lie below an allowed root or are uploaded in parts with a hash; no symlink leads out",
+    10: "progress says queue position, stage, step, seconds per step and time left",
+    11: "a cancel takes effect at the next step on all ranks; a client that disappears cancels nothing",
+    12: "a job whose group was lost goes on from what was kept, and makes the same result",
+    13: "retries only for lost workers; a failure on one rank fails the job on all, and the group takes the next",
+    14: "priority, fair between clients, arrival; over the limits refused with a time to try again",
+    15: "results stay for a while or until they are deleted, within a quota",
+}
+CLAIMED = {"streaming": STREAMING, "groups": GROUPS}
 
-def named_rules(path: Path) -> Iterator[tuple[int, str]]:
+
+def named_rules(path: Path) -> Iterator[tuple[tuple[str, int], str]]:
     """Rules that tests of a file name, with the name of the test."""
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
@@ -60,17 +79,20 @@ def named_rules(path: Path) -> Iterator[tuple[int, str]]:
             if not node.name.lower().startswith("test"):
                 continue
             for text in texts:
-                for number in RULE.findall(text):
-                    yield int(number), f"{path.relative_to(TESTS)}::{node.name}"
+                for design, number in RULE.findall(text):
+                    yield (design, int(number)), f"{path.relative_to(TESTS)}::{node.name}"
 
 
 def test_every_claimed_rule_has_a_test_that_names_it() -> None:
     """The list of rules without a test is empty, and no test names a rule that there isn't."""
-    tests: dict[int, list[str]] = defaultdict(list)
+    tests: dict[tuple[str, int], list[str]] = defaultdict(list)
     for path in sorted(TESTS.rglob("test_*.py")):
         if path != Path(__file__).resolve():
-            for number, name in named_rules(path):
-                tests[number].append(name)
-    missing = [f"streaming_{number:02}: {rule}" for number, rule in CLAIMED.items() if number not in tests]
+            for rule, name in named_rules(path):
+                tests[rule].append(name)
+    claimed = {(design, number): text for design, rules in CLAIMED.items() for number, text in rules.items()}
+    missing = [
+        f"{design}_{number:02}: {text}" for (design, number), text in claimed.items() if (design, number) not in tests
+    ]
     assert not missing, "rules without a test:\n" + "\n".join(missing)
-    assert not [names for number, names in tests.items() if not 1 <= number <= RULES_MAX]
+    assert not [names for (design, number), names in tests.items() if not 1 <= number <= RULES_MAX[design]]
