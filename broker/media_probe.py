@@ -117,7 +117,7 @@ def _look_at_clip(question: Question) -> dict[str, Any]:
             _check_pixels(question, stream.codec_context.height, stream.codec_context.width)
             rate = float(stream.average_rate or stream.guessed_rate or 0.0)
             frames, first = _walk(container, stream, question.frames_max, accepted)
-    except (FFmpegError, ValueError) as error:
+    except (FFmpegError, OSError, ValueError) as error:
         raise Unfit(f"it is no clip that can be read ({_said(error)}); {accepted}") from error
     if not frames or first is None:
         raise Unfit(f"it holds no frame; {accepted}")
@@ -190,7 +190,8 @@ def _look_at_picture(question: Question) -> dict[str, Any]:
     try:
         height, width, _ = load_image(question.path, bytes_max=3 * IMAGE_PIXELS_MAX).shape
     except RequestError as error:
-        raise Unfit(error.reason.replace(repr(question.path), "it")) from error
+        named = repr(question.path)  # the store's name for it says nothing to whoever sent it
+        raise Unfit(error.reason.replace(f"{named} ", "it ").replace(f" {named}", "")) from error
     _check_pixels(question, height, width)
     pictures = _pictures(question.path)
     if pictures > 1:

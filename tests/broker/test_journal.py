@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sqlite3
 import stat
 from dataclasses import fields, replace
@@ -50,14 +51,16 @@ def put(*records: JobRecord) -> list[Persist]:
     return [Persist(ticket, each, each.job) for ticket, each in enumerate(records, 1)]
 
 
+def opened(path: Path) -> tuple[JobRecord, ...]:
+    """What a broker that starts there would know."""
+    with contextlib.closing(Journal(path)) as journal:
+        return journal.load()
+
+
 def refused(path: Path) -> str:
     """Why a journal isn't opened, or not read."""
     with pytest.raises(ConfigError) as caught:
-        journal = Journal(path)
-        try:
-            journal.load()
-        finally:
-            journal.close()
+        opened(path)
     assert caught.value.field == "state_dir"
     assert str(path) in caught.value.reason
     return caught.value.reason
