@@ -4,9 +4,11 @@ Jobs are run one at a time in order of receipt, over all sessions. A task that a
 apart until it is given that, and is taken for received then; if that never comes, it stands there until its session is
 released. Every task that is taken gets exactly one answer, TaskDone or StageFailed, unless its session is released,
 replaced by a newer epoch or lost with the attachment first: then it is dropped. A reserved control is bound when its task
-is handed to the stage's thread, from the newest keys that
-have come for the session in its epoch (rule 15); what comes later is for the chunks after it. The states of a
-session here::
+is handed to the stage's thread, from the newest keys that have come for the session in its epoch (rule 15); what comes
+later is for the chunks after it.
+
+Where all ranks of a group compute the stage (`StageOffer.grouped`) it isn't the actor that hands jobs out: its first one
+waits until the leader takes it (`take`), and is bound then. The states of a session here::
 
     initializing --> live --> releasing --> (gone)
          |            |        ^     |
@@ -115,6 +117,7 @@ class Actor:
         dropped: messages that changed nothing, counted by reason.
         settling: whether something of a lost attachment still runs or waits to be released.
         draining: no new session is taken.
+        formed: whether the group that computes it has met; of no meaning where none does.
     """
 
     def __init__(self, offer: StageOffer) -> None:
@@ -128,6 +131,7 @@ class Actor:
         self.dropped: Counter[str] = Counter()
         self.settling = False
         self.draining = False
+        self.formed = not offer.grouped
         self._seen: dict[str, Epoch] = {}
         self._announced = False
         self._orphaned = False  # the running job is of a lost attachment; numbers can't tell, a new broker counts anew
@@ -138,10 +142,25 @@ class Actor:
         serving = self.running is not None and self.running.attachment > 0 and not self._orphaned
         return serving or any(held.state != "unreleased" for held in self.held.values())
 
+    @property
+    def first(self) -> Job | None:
+        """The job that comes next, when none is running."""
+        return self.waiting[0] if self.waiting and self.running is None else None
+
     def build(self) -> list[Action]:
         """Have the weights loaded."""
         self.waiting.append(Job(0, BuildStage(self.offer.pipeline, self.offer.stage)))
         return self._next()
+
+    def take(self) -> tuple[Job, list[Action]]:
+        """Begin the first job, for the leader of the group; and what the broker is told of it."""
+        assert self.offer.grouped and self.running is None, "the job is nobody's to take"  # noqa: PT018
+        self.running = job = self._bound(self.waiting.popleft())
+        return job, said_of(Run(self.offer.stage, job))[1:]
+
+    def clean_up(self, work: InitializeStage) -> None:
+        """Some rank of the group couldn't initialize a session, others could: release it there, before anything else."""
+        self.waiting.appendleft(self._silent_release(work.session, _epoch(work)))
 
     def receive(self, message: Order, attachment: int) -> list[Action]:
         """Take, refuse or drop what the broker asks for."""
@@ -232,7 +251,7 @@ class Actor:
 
     def announce(self, attachment: int) -> list[Action]:
         """Say once per attachment that the stage is ready: weights loaded, nothing left of an earlier attachment."""
-        if attachment == 0 or self._announced or self.session_bytes is None or self._leftover():
+        if attachment == 0 or self._announced or not self.formed or self.session_bytes is None or self._leftover():
             return []
         self._announced = True
         return [Send(attachment, StageReady(self.offer.pipeline, self.offer.stage, self.session_bytes))]
@@ -255,7 +274,7 @@ class Actor:
 
     def check(self) -> None:
         """Assert what always holds."""
-        assert self.running is not None or not self.waiting, "a job waits for an idle thread"
+        assert self.running is not None or not self.waiting or self.offer.grouped, "a job waits for an idle thread"
         assert self.running is None or self.session_bytes is not None or isinstance(self.running.work, BuildStage)
         if self.running is not None and isinstance(self.running.work, RunTask):
             assert (self.running.applied is None) == (self.running.work.reservation is None), (
@@ -318,6 +337,9 @@ class Actor:
             return [_failed(message, held.failure, attachment)]
         if sum(isinstance(job.work, RunTask) for job in self.waiting) + len(self.ahead) >= self._tasks_max():
             return self._refuse(message, "run", message.index, "overload", "the mailbox is full", attachment)
+        if message.awaits and self.offer.grouped:
+            reason = f"{', '.join(message.awaits)}: the other ranks of the group aren't given it"
+            return self._refuse(message, "run", message.index, "stage", reason, attachment)
         if message.awaits:
             self.ahead.append(Job(attachment, message))
             return []
@@ -389,7 +411,7 @@ class Actor:
 
     def _begin(self) -> Run | None:
         """Hand the next job out, if the thread has none."""
-        if self.running is not None or not self.waiting:
+        if self.running is not None or not self.waiting or self.offer.grouped:
             return None
         self.running = job = self._bound(self.waiting.popleft())
         return Run(self.offer.stage, job)

@@ -22,9 +22,10 @@ from typing import Literal
 from reelwire import versions, wire
 from reelwire.messages import Draining, Goodbye, Heartbeat, Rejected, ToWorker, Welcome, WorkerHello
 
-from .actions import AbandonMemory, Action, Connect, Log, Ready, Send, SetLimits, Stop
+from .actions import AbandonMemory, Connect, Log, Ready, Send, SetLimits, Stop
 from .config import WorkerConfig
 from .events import Malformed, OutboxFull, Received, ShutdownRequested, Started, Tick
+from .group_events import AnyAction
 
 HELLO_RETRY_S = 3.0
 """Silence after a hello before the next one."""
@@ -78,31 +79,31 @@ class Attachment(ABC):
         """What is said first."""
 
     @abstractmethod
-    def _begin(self) -> list[Action]:
+    def _begin(self) -> list[AnyAction]:
         """The first broker has welcomed this worker: begin to load."""
 
     @abstractmethod
-    def _joined(self) -> list[Action]:
+    def _joined(self) -> list[AnyAction]:
         """A broker has welcomed this worker: tell it what there is."""
 
     @abstractmethod
-    def _heard(self, message: ToWorker, now: float) -> list[Action]:
+    def _heard(self, message: ToWorker, now: float) -> list[AnyAction]:
         """The broker says something that isn't about the attachment."""
 
     @abstractmethod
-    def _abandon(self, now: float) -> list[Action]:
+    def _abandon(self, now: float) -> list[AnyAction]:
         """The attachment is lost: give up what hung on it."""
 
     @abstractmethod
-    def _drain(self) -> list[Action]:
+    def _drain(self) -> list[AnyAction]:
         """Take nothing new from here on."""
 
     @abstractmethod
-    def _drained(self) -> list[Action]:
+    def _drained(self) -> list[AnyAction]:
         """Leave, if that was asked for and nothing is left to wait for."""
 
     @abstractmethod
-    def _overdue(self) -> list[Action]:
+    def _overdue(self) -> list[AnyAction]:
         """The drain has taken as long as it may: leave."""
 
     @abstractmethod
@@ -114,12 +115,12 @@ class Attachment(ABC):
         """When `_due` is called, if there is such a time."""
 
     @abstractmethod
-    def _due(self, now: float) -> list[Action]:
+    def _due(self, now: float) -> list[AnyAction]:
         """That time has come."""
 
     def _handle_attachment(
         self, event: Started | Received | Malformed | OutboxFull | Tick | ShutdownRequested
-    ) -> list[Action]:
+    ) -> list[AnyAction]:
         match event:
             case Started():
                 assert self._state == "idle", "a worker starts once"
@@ -136,13 +137,13 @@ class Attachment(ABC):
             case ShutdownRequested():
                 return self._shut_down(event.now)
 
-    def _greet(self, now: float) -> list[Action]:
+    def _greet(self, now: float) -> list[AnyAction]:
         """Say hello over a new connection."""
         self._state, self._attachment = "greeting", 0
         self._hello_at = now + HELLO_RETRY_S
         return [Connect(), Send(0, self._hello())]
 
-    def _received(self, event: Received) -> list[Action]:
+    def _received(self, event: Received) -> list[AnyAction]:
         message, attachment, now = event.message, event.attachment, event.now
         if isinstance(message, Welcome):
             return self._welcomed(message, attachment, now)
@@ -165,7 +166,7 @@ class Attachment(ABC):
             case _:
                 return self._heard(message, now)
 
-    def _welcomed(self, message: Welcome, attachment: int, now: float) -> list[Action]:
+    def _welcomed(self, message: Welcome, attachment: int, now: float) -> list[AnyAction]:
         if self._state != "greeting" and attachment <= self._attachment:
             self.counters["foreign_attachment"] += 1
             return []
@@ -176,7 +177,7 @@ class Attachment(ABC):
             return [Log("warning", "message_dropped", {"reason": "malformed", "message": "Welcome"})]
         if self._drain_until is not None:  # whom it waited for is gone with the attachment before
             return self._stop(0, "stopped as asked for")
-        actions: list[Action] = []
+        actions: list[AnyAction] = []
         if self._state == "attached":
             actions += [AbandonMemory(), *self._abandon(now)]
         self._state, self._attachment, self._name = "attached", attachment, message.name
@@ -192,7 +193,7 @@ class Attachment(ABC):
             actions += self._begin()
         return [*actions, *self._joined()]
 
-    def _rejected(self, message: Rejected, now: float) -> list[Action]:
+    def _rejected(self, message: Rejected, now: float) -> list[AnyAction]:
         match message.code:
             case "version":
                 return self._stop(3, message.message)
@@ -206,19 +207,19 @@ class Attachment(ABC):
             case _:
                 return self._lose(now, f"the broker rejected this worker: {message.message}", rejected=True)
 
-    def _malformed(self, event: Malformed) -> list[Action]:
+    def _malformed(self, event: Malformed) -> list[AnyAction]:
         if event.code == "version":
             return self._stop(3, event.reason)
         self.counters["malformed"] += 1
         return [Log("warning", "message_dropped", {"reason": "malformed", "detail": event.reason})]
 
-    def _lose(self, now: float, reason: str, *, rejected: bool = False) -> list[Action]:
+    def _lose(self, now: float, reason: str, *, rejected: bool = False) -> list[AnyAction]:
         """The attachment is over: give up all that hung on it, and say hello again."""
         if self._state != "attached":
             return []
         if self._drain_until is not None:
             return self._stop(0, "stopped while the broker was away")
-        actions: list[Action] = [Log("warning", "attachment_lost", {"reason": reason}), AbandonMemory()]
+        actions: list[AnyAction] = [Log("warning", "attachment_lost", {"reason": reason}), AbandonMemory()]
         actions += self._abandon(now)
         if not self.config.reconnect:
             return [*actions, *self._stop(3, reason)]
@@ -238,7 +239,7 @@ class Attachment(ABC):
         self._rejections += 1
         return 0.0 if self._rejections == 1 else min(2.0 ** (self._rejections - 2), HELLO_BACKOFF_MAX_S)
 
-    def _tick(self, event: Tick) -> list[Action]:
+    def _tick(self, event: Tick) -> list[AnyAction]:
         now, due_at = event.now, self._due_at()
         if self._drain_until is not None and now >= self._drain_until:
             return self._overdue()
@@ -256,11 +257,11 @@ class Attachment(ABC):
             return self._beat(now)
         return []
 
-    def _beat(self, now: float) -> list[Action]:
+    def _beat(self, now: float) -> list[AnyAction]:
         self._beat_at = now + self._heartbeat_s
         return [Send(self._attachment, Heartbeat(self.config.busy_for_s if self._is_loading() else 0.0))]
 
-    def _is_ready(self, what: str) -> list[Action]:
+    def _is_ready(self, what: str) -> list[AnyAction]:
         """Say once that everything is loaded."""
         if self._ready or self._state != "attached":
             return []
@@ -269,7 +270,7 @@ class Attachment(ABC):
 
     # --- the end -----------------------------------------------------------------------------------------------------
 
-    def _shut_down(self, now: float) -> list[Action]:
+    def _shut_down(self, now: float) -> list[AnyAction]:
         if self._drain_until is not None:
             return self._leave(1, "stopped at once, as asked for twice")
         draining = self._drain()
@@ -279,11 +280,11 @@ class Attachment(ABC):
         said = Log("info", "draining", {"limit_s": self.config.drain_s})
         return [*draining, *(self._drained() or [Send(self._attachment, Draining()), said])]
 
-    def _leave(self, code: int, reason: str) -> list[Action]:
-        goodbye: list[Action] = [Send(self._attachment, Goodbye(reason))] if self._state == "attached" else []
+    def _leave(self, code: int, reason: str) -> list[AnyAction]:
+        goodbye: list[AnyAction] = [Send(self._attachment, Goodbye(reason))] if self._state == "attached" else []
         return [*goodbye, *self._stop(code, reason)]
 
-    def _stop(self, code: int, reason: str) -> list[Action]:
+    def _stop(self, code: int, reason: str) -> list[AnyAction]:
         self._state, self._attachment = "stopped", 0
         return [
             Log("info" if code == 0 else "error", "stopped", {"reason": reason, "exit_code": code}),

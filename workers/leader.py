@@ -1,0 +1,487 @@
+"""Rank 0 of a worker group, a group of one too: it decides what all ranks do next, and when. Pure.
+
+In lockstep: a decision is a message to the other ranks and an order for the thread of this one, and the next one comes when
+all have answered. So all ranks do the same in the same order, and the collectives of two tasks can't cross. Where everybody
+has answered, which is between two steps of a job as well, the first of these that there is comes next:
+
+1. leave, when the process was asked to stop and has nothing left;
+2. end the job: it was cancelled, or has failed somewhere;
+3. meet again in a new process group, after a failure anywhere: a rank that raises leaves the old one, which frees the others;
+4. keep the job's state in a file, which is this rank's business alone;
+5. streaming: the oldest of what waits at the stages that the group computes, if all ranks have what it is about;
+6. the next step of the job, or the beginning of one that all have.
+
+A rank that is gone, or doesn't answer, ends the epoch: all leave, and whoever started them starts them again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from reelwire.group_messages import Act, Decision, Farewell, Have, Outcome, RankHello
+from reelwire.job_spec import JobSpec
+from reelwire.messages import (
+    EndGroup,
+    Failure,
+    FileGone,
+    FilePart,
+    ForgetJob,
+    GroupFormed,
+    GroupOpened,
+    InitializeStage,
+    LeadGroup,
+    Membership,
+    RanksLost,
+    ReleaseStage,
+    RunJob,
+    RunTask,
+    StopJob,
+    WantFile,
+    WorkerMessage,
+)
+
+from .actions import BuildStage, Log, Send
+from .actor import Actor
+from .group_events import (
+    AnyAction,
+    AtStage,
+    CloseJob,
+    Do,
+    FellowLost,
+    FilesFound,
+    Form,
+    GroupEvent,
+    KeepJob,
+    KillRanks,
+    LeaveGroup,
+    LinkSaid,
+    LoadJobs,
+    Opened,
+    OpenLink,
+    Order,
+    OrderDone,
+    OrderReport,
+    PartWritten,
+    ResultMade,
+    StartJob,
+    StepJob,
+    TakenIn,
+    Tell,
+)
+from .leader_jobs import LeaderJobs
+from .lockstep import Host, Numbers, Pending, failed_with, failure_of, number_of, order_failed, unloadable
+
+LEAVE_S = 5.0
+"""How long the others may take to say that they leave, when all leave as asked for."""
+
+ToLeaderOfJobs = RunJob | StopJob | ForgetJob | FilePart | FileGone | WantFile
+
+
+class Leader:
+    """What leads a group.
+
+    Args:
+        place: of this process in its group.
+        step_timeout_s: how long the ranks may take for one decision.
+        kinds: the kinds of jobs that are done here.
+        actors: the stages that the group computes, by name.
+        host: the worker's core.
+
+    Attributes:
+        jobs: the attempts at jobs.
+        loaded: all weights of the group's work are there.
+        formed: all ranks have met.
+        counters: what was dropped, by reason.
+    """
+
+    def __init__(
+        self,
+        place: Membership,
+        step_timeout_s: float,
+        kinds: Sequence[JobSpec],
+        actors: Mapping[str, Actor],
+        host: Host,
+    ) -> None:
+        """No epoch yet, and no weights."""
+        self.jobs = LeaderJobs(kinds, self._say)
+        self.loaded = self.formed = False
+        self.counters = self.jobs.counters
+        self._place, self._step_timeout_s, self._actors, self._host = place, step_timeout_s, actors, host
+        self._others = frozenset(range(1, place.world))
+        self._bodies = Numbers(self._others)
+        self._epoch = self._number = self._round = 0
+        self._now = self._given_s = 0.0
+        self._store = ""
+        self._pending: Pending | None = None
+        self._met: set[int] = set()
+        self._has_begun = self._is_broken = self._is_winding_up = self._is_clear = self._has_left = False
+        self._unloaded = bool(kinds)
+
+    # --- what the core asks --------------------------------------------------------------------------------------------
+
+    @property
+    def membership(self) -> Membership:
+        """Its place, as a hello says it."""
+        return replace(self._place, epoch=self._epoch, sequence=self._bodies.newest)
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether the group has no other ranks."""
+        return not self._others
+
+    @property
+    def due_at(self) -> float | None:
+        """When `due` has something to do."""
+        times = [time for time in (self._deadline, self.jobs.due_at) if time is not None]
+        return min(times, default=None)
+
+    @property
+    def _deadline(self) -> float | None:
+        pending = self._pending
+        if pending is None or not self.loaded:
+            return None
+        return pending.since + (LEAVE_S if isinstance(pending.order, LeaveGroup) else self._step_timeout_s)
+
+    def begin(self) -> None:
+        """Load what is to be loaded."""
+        self._has_begun = True
+
+    def wind_up(self, *, clear: bool) -> None:
+        """No session lives here any more: hand back the job and leave; `clear`: nobody reads shared memory of this process."""
+        self._is_winding_up, self._is_clear = True, clear
+
+    def farewell(self, reason: str) -> list[AnyAction]:
+        """What the other ranks are told when this process ends and they don't know why."""
+        if not self._met or self._has_left:
+            return []
+        self._has_left = True
+        return [Tell(Farewell(reason))]
+
+    # --- what the broker says ------------------------------------------------------------------------------------------
+
+    def hear(self, message: LeadGroup | EndGroup | ToLeaderOfJobs, now: float) -> list[AnyAction]:
+        """The broker says something about the group or its jobs."""
+        self._now = self.jobs.now = now
+        match message:
+            case LeadGroup():
+                return self._lead(message)
+            case EndGroup():
+                return self._end_group(message)
+            case RunJob() if not self.number(message):
+                return []
+            case _:
+                return self.jobs.hear(message, self._host.attachment)
+
+    def number(self, message: InitializeStage | RunTask | ReleaseStage | RunJob) -> bool:
+        """Note the number of what the broker sent to all ranks, and when a release came; False: it can't be taken."""
+        if self._bodies.note(message):
+            return True
+        self.counters["unnumbered"] += 1
+        return False
+
+    def _lead(self, message: LeadGroup) -> list[AnyAction]:
+        if message.epoch <= self._epoch:
+            self.counters["stale_epoch"] += 1
+            return []
+        if self._epoch and self._others:
+            return self._host.end(1, f"group {self._place.group} is in a later epoch; it is to be started anew")
+        self._epoch, self._bodies.newest, self.formed = message.epoch, 0, False
+        return [OpenLink(message.epoch, message.secret, message.members)] if self._others else []
+
+    def _end_group(self, message: EndGroup) -> list[AnyAction]:
+        if self._epoch and message.epoch != self._epoch:
+            self.counters["stale_epoch"] += 1
+            return []
+        if self._is_leaving():
+            return self._host.end(0, "stopped as asked for")
+        return self._over(message.lost, f"group {self._place.group} is over: {message.reason}", tell=False)
+
+    # --- what the others and the thread say ------------------------------------------------------------------------------
+
+    def handle(self, event: GroupEvent) -> list[AnyAction]:
+        """Apply one event; what is decided after it, `decide` says."""
+        self._now = self.jobs.now = event.now
+        match event:
+            case OrderDone():
+                return self._done(event.report)
+            case LinkSaid():
+                return self._linked(event)
+            case Opened():
+                if event.epoch != self._epoch:
+                    return []
+                self._store = event.store
+                return self._say(GroupOpened(event.epoch, event.link, event.store))
+            case FellowLost():
+                return self._fellow_lost(event)
+            case FilesFound():
+                return self.jobs.found(event)
+            case PartWritten():
+                return self.jobs.written(event)
+            case ResultMade():
+                return self.jobs.made(event)
+            case TakenIn():
+                return []  # its thread reads shared memory itself
+
+    def _done(self, report: OrderReport) -> list[AnyAction]:
+        pending = self._pending
+        assert pending is not None, "an order was done that wasn't given"
+        assert 0 in pending.missing, "an order was done twice"
+        assert report.order == pending.order, "another order was done"
+        pending.report = report
+        failure = failure_of(report)
+        log: list[AnyAction] = []
+        if failure is not None:
+            pending.failures[0] = failure, report.broken
+            log = [] if report.finished is not None else [order_failed(report, failure)]
+        pending.missing.discard(0)
+        return [*log, *self._settle()]
+
+    def _linked(self, said: LinkSaid) -> list[AnyAction]:
+        rank, message, pending = said.rank, said.message, self._pending
+        if rank not in self._others:
+            self.counters["unknown_rank"] += 1
+            return []
+        match message:
+            case RankHello():
+                self._met.add(rank)
+            case Have():
+                self._bodies.has(rank, message)
+            case Outcome():
+                if pending is None or pending.decision is None or pending.decision.number != message.number:
+                    self.counters["stale_outcome"] += 1
+                    return []
+                if message.failure is not None and rank in pending.missing:
+                    pending.failures[rank] = message.failure, message.broken
+                pending.missing.discard(rank)
+                return self._settle()
+            case Farewell():
+                return self._host.ask_to_stop(said.now)
+            case Decision():
+                self.counters["unexpected"] += 1
+        return []
+
+    def _fellow_lost(self, event: FellowLost) -> list[AnyAction]:
+        pending = self._pending
+        if self._is_leaving() and pending is not None:
+            pending.missing.discard(event.rank)
+            return self._settle()
+        return self._over((event.rank,), f"rank {event.rank} of group {self._place.group} is gone: {event.reason}")
+
+    # --- when all have answered --------------------------------------------------------------------------------------------
+
+    def _settle(self) -> list[AnyAction]:
+        pending = self._pending
+        if pending is None or pending.missing:
+            return []
+        self._pending = None
+        failure, report = pending.failure, pending.report
+        assert report is not None, "this rank hasn't answered"
+        if failure is not None and self._others:
+            self._is_broken = True
+        match pending.order:
+            case AtStage():
+                return self._at_stage(pending, report, failure)
+            case Form():
+                return self._has_met(failure)
+            case LoadJobs():
+                return self._jobs_loaded(failure)
+            case StartJob() | StepJob():
+                given_s, self._given_s = self._given_s, 0.0
+                if failure is None:
+                    return self.jobs.stepped(report, given_s)
+                return self._job_failed(pending, failure)
+            case KeepJob():
+                if failure is None and report.file is not None:
+                    return self.jobs.kept(report.file)
+                self.jobs.not_kept()
+                return []
+            case CloseJob():
+                return self.jobs.closed()
+            case LeaveGroup():
+                return self._host.end(0, "stopped as asked for")
+
+    def _at_stage(self, pending: Pending, report: OrderReport, failure: Failure | None) -> list[AnyAction]:
+        finished = report.finished
+        assert finished is not None, "a stage's thread says nothing"
+        work = finished.job.work
+        if self.jobs.current is not None:
+            self._given_s += self._now - pending.since
+        if failure is None or isinstance(work, BuildStage):
+            return list(self._host.reported(finished))
+        if isinstance(work, InitializeStage) and len(pending.failures) <= len(self._others):
+            self._actors[work.stage].clean_up(work)
+        failed = replace(finished, reply=failed_with(work, failure), pack=None)
+        return list(self._host.reported(failed))
+
+    def _has_met(self, failure: Failure | None) -> list[AnyAction]:
+        if failure is not None:
+            return self._over((), f"group {self._place.group} can't meet: {failure.message}")
+        self._is_broken = False
+        return [] if self.formed else self._form_up()
+
+    def _form_up(self) -> list[AnyAction]:
+        """All ranks have met for the first time, with their weights."""
+        self.formed = True
+        said = self._say(GroupFormed(self._epoch))
+        for actor in self._actors.values():
+            actor.formed = True
+            said += actor.announce(self._host.attachment)
+        return said
+
+    def _jobs_loaded(self, failure: Failure | None) -> list[AnyAction]:
+        self._unloaded = False
+        return [] if failure is None else self._host.end(*unloadable(failure))
+
+    def _job_failed(self, pending: Pending, failure: Failure) -> list[AnyAction]:
+        attempt = self.jobs.current
+        assert attempt is not None, "a step of no job"
+        attempt.failure = failure
+        ranks = {str(rank): each.message for rank, (each, _) in sorted(pending.failures.items())}
+        fields = {"job": attempt.run.job, "attempt": attempt.run.attempt, "reason": failure.message, "ranks": ranks}
+        return [Log("error", "job_failed", fields)]
+
+    # --- what comes next ---------------------------------------------------------------------------------------------------
+
+    def decide(self, now: float) -> list[AnyAction]:
+        """What the ranks do next, if they are at nothing and there is something."""
+        self._now = self.jobs.now = now
+        if self._pending is not None or not self._has_begun:
+            return []
+        choices: tuple[Callable[[], list[AnyAction]], ...]
+        choices = self._leave, self._end_job, self._meet, self._keep_job, self._stream, self._go_on
+        for choose in (self._load,) if not self.loaded else choices:
+            if actions := choose():
+                return actions
+        return []
+
+    def _load(self) -> list[AnyAction]:
+        for stage, actor in self._actors.items():
+            if actor.session_bytes is None:
+                return self._order(AtStage(stage, actor.take()[0]))
+        if self._unloaded:
+            return self._order(LoadJobs())
+        self.loaded = True
+        return self.decide(self._now)
+
+    def _leave(self) -> list[AnyAction]:
+        if not self._is_winding_up or not self._is_clear or self.jobs.unsettled:
+            return []
+        if not self._others or not self.formed:
+            return self._host.end(0, "stopped as asked for")
+        self._has_left = True
+        return self._decide(LeaveGroup(), "leave")
+
+    def _end_job(self) -> list[AnyAction]:
+        attempt = self.jobs.current
+        if attempt is None or not (attempt.ends or self._is_winding_up):
+            return []
+        if not attempt.ends and attempt.keeps and attempt.unkept:
+            return self._order(KeepJob())
+        return self._decide(CloseJob(), "end", sequence=attempt.run.sequence)
+
+    def _meet(self) -> list[AnyAction]:
+        if self.formed and not self._is_broken:
+            return []
+        if not self._others:
+            return [*self._form_up(), *self.decide(self._now)] if self._epoch else []
+        if not self._store or self._met != self._others:
+            return []
+        self._round += 1
+        return self._decide(Form(self._epoch, self._round, self._store), "form", round=self._round)
+
+    def _keep_job(self) -> list[AnyAction]:
+        return self._order(KeepJob()) if self.jobs.is_checkpoint_due else []
+
+    def _stream(self) -> list[AnyAction]:
+        """The oldest of what waits, in the order of each actor."""
+        if not self.formed:
+            return []
+        waiting = [
+            (self._bodies.since(stage, job), stage)
+            for stage, actor in self._actors.items()
+            if (job := actor.first) is not None and self._bodies.everywhere(number_of(job))
+        ]
+        if not waiting:
+            return []
+        stage = min(waiting)[1]
+        job, said = self._actors[stage].take()
+        order = AtStage(stage, job)
+        match job.work:
+            case RunTask() as work:
+                return [*self._decide(order, "run", sequence=work.sequence, applied=job.applied), *said]
+            case InitializeStage() as work:
+                return self._decide(order, "initialize", sequence=work.sequence)
+            case ReleaseStage() as work:
+                return self._decide(order, "release", session=work.session, stage=stage)
+            case BuildStage():
+                raise AssertionError("a stage is built once")
+
+    def _go_on(self) -> list[AnyAction]:
+        attempt = self.jobs.current
+        if not self.formed or self._is_winding_up:
+            return []
+        if attempt is not None:
+            return self._decide(StepJob(), "step", sequence=attempt.run.sequence)
+        attempt = next((each for each in self.jobs.ready if self._bodies.everywhere(each.run.sequence)), None)
+        if attempt is None:
+            return []
+        share = self._bodies.is_shared(attempt.run.sequence)
+        self.jobs.begin(attempt)
+        order = StartJob(attempt.run, attempt.files, share)
+        return self._decide(order, "start", sequence=attempt.run.sequence, share=share)
+
+    def _decide(self, order: Order, act: Act, **more: Any) -> list[AnyAction]:
+        """The same for all ranks."""
+        if not self._others:
+            return self._order(order)
+        self._number += 1
+        wanted = [number_of(job) for actor in self._actors.values() for job in actor.waiting] + self.jobs.unbegun
+        if act in ("initialize", "run", "start"):
+            wanted.append(more["sequence"])
+        decision = Decision(self._number, act, below=self._bodies.forget(wanted), **more)
+        return [Tell(decision), *self._order(order, decision)]
+
+    def _order(self, order: Order, decision: Decision | None = None) -> list[AnyAction]:
+        self._pending = Pending(order, decision, self._now, {0} if decision is None else {0, *self._others})
+        return [Do(order)]
+
+    # --- the end -------------------------------------------------------------------------------------------------------------
+
+    def due(self, now: float) -> list[AnyAction]:
+        """Time has come: the ranks take too long, or something is to be said again."""
+        self._now = self.jobs.now = now
+        pending, deadline = self._pending, self._deadline
+        if pending is None or deadline is None or now < deadline:
+            return self.jobs.due()
+        if self._is_leaving():
+            return self._host.end(0, "stopped as asked for")
+        late = tuple(sorted(pending.missing))
+        who = f"rank{'s' if len(late) > 1 else ''} {', '.join(map(str, late))} of group {self._place.group}"
+        return self._over(late, f"{who} didn't answer within {self._step_timeout_s:g} s ({pending.what})")
+
+    def _over(self, lost: Sequence[int], reason: str, *, tell: bool = True) -> list[AnyAction]:
+        """The epoch is over."""
+        reason = f"{reason}; the group is to be started anew"
+        others = tuple(rank for rank in lost if rank in self._others)
+        said = self._say(RanksLost(self._epoch, tuple(lost), reason)) if tell and self._epoch else []
+        return [*said, *([KillRanks(others)] if others else []), *self._host.end(1, reason)]
+
+    def _is_leaving(self) -> bool:
+        return self._pending is not None and isinstance(self._pending.order, LeaveGroup)
+
+    def _say(self, message: WorkerMessage) -> list[AnyAction]:
+        return [Send(self._host.attachment, message)] if self._host.attachment else []
+
+    def check(self) -> None:
+        """Assert what always holds."""
+        self.jobs.check()
+        pending = self._pending
+        assert pending is None or pending.missing, "all have answered, and nothing came of it"
+        at = pending.order if pending is not None else None
+        for stage, actor in self._actors.items():
+            expected = at.job if isinstance(at, AtStage) and at.stage == stage else None
+            assert actor.running is expected, f"{stage}: the thread is at something else"
+        assert not self.formed or self.loaded, "met without weights"
+        assert not self._is_broken or self._others, "one can't be apart"
