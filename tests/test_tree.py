@@ -70,7 +70,7 @@ ZMQ_FILES = {
     },  # they measure a bare socket beside ours
 }
 CLOCK_FILES = {
-    "broker": {"loop", "metrics"},
+    "broker": {"loop", "metrics", "store", "prober"},
     "workers": {"loop", "runner", "emulated", "group", "supervisor"},
     "segments": {"segments"},
 }
@@ -79,7 +79,9 @@ WORKER_TORCH_FILES = {"runner", "values", "group"}
 DOCTOR = {"reelwire.commands.diagnosis"}
 WORKER_PIPELINE_FILES = {"runner", "group", "emulated"}
 IMPURE = {
-    "broker": {"loop", "endpoint"},
+    "broker": {
+        "loop", "endpoint", "store", "journal", "files", "exporting", "media_roots", "media_probe", "prober", "state_folder",
+    },  # fmt: skip
     "workers": {"loop", "runner", "emulated", "group", "supervisor", "config"},
 }
 
