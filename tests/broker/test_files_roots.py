@@ -143,8 +143,8 @@ def test_what_is_no_regular_file_is_refused_at_once(host: Host) -> None:
     assert "Too many levels" in host.refused(host.root / "loop")
     assert "isn't there" in host.refused(host.root / "none")
     assert "isn't there" in host.refused(host.root / "dir" / "pipe" / "x")
-    devices = Host(host.base / "devices", ["/dev"]) if (host.base / "devices").mkdir() is None else host
-    failure = devices.take("/dev/null").failure
+    (host.base / "devices").mkdir()
+    failure = Host(host.base / "devices", ["/dev"]).take("/dev/null").failure
     assert failure is not None
     assert "is a device; accepted: a regular file below '/dev'" in failure.message
 

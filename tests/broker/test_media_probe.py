@@ -171,7 +171,7 @@ def test_a_clip_without_frames_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "none.mkv"
     with av.open(str(path), "w", format="matroska") as container:
         stream = container.add_stream("libx264", rate=25)
-        stream.width, stream.height, stream.pix_fmt = 64, 48, "yuv420p"  # type: ignore[union-attr]
+        stream.width, stream.height, stream.pix_fmt = 64, 48, "yuv420p"
         container.start_encoding()
     assert "it holds no frame" in (reason := refused(path)) or "no clip" in reason
     with av.open(str(path), "w", format="matroska") as container:
