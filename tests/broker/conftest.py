@@ -27,7 +27,7 @@ class Rig:
 
     def __init__(self, config: BrokerConfig | None = None, **more: Any) -> None:
         self.config = BrokerConfig() if config is None else config
-        self.core = BrokerCore(self.config, VERSION, more.get("admit_spec", check_registrable))
+        self.core = BrokerCore(self.config, VERSION, more.get("admit_spec", check_registrable), more.get("saved"))
         self.now = 1000.0
         self.peers: dict[bytes, Peer] = {}
         self.logs: list[Log] = []

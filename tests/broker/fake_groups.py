@@ -18,7 +18,7 @@ from reelwire.spec import Parameter, check_registrable
 
 from .fake_peers import VERSION, world
 
-KIND = JobSpec("t2v", "a video of a text", (Parameter("prompt", "text", "what is to be seen"),))
+KIND = JobSpec("t2v", "a video of a text", (Parameter("prompt", "string", "what is to be seen"),))
 STAGES = ("encode", "denoise", "decode")
 EARLIER = 7 << 32 | 5
 """An epoch of an earlier broker: those of tests are number 8."""

@@ -189,7 +189,8 @@ class Worker(Peer):
         spec = world() if spec is None else spec
         stages = more.get("stages", [stage.name for stage in spec.stages])
         slots, mailbox = more.get("slots", 8), more.get("mailbox", 1)
-        offers = tuple(m.StageOffer(spec.name, name, slots, more.get("bytes_max", 1000), mailbox) for name in stages)
+        nbytes, grouped = more.get("bytes_max", 1000), more.get("grouped", ())
+        offers = tuple(m.StageOffer(spec.name, name, slots, nbytes, mailbox, name in grouped) for name in stages)
         self.jobs = {name: deque() for name in stages}
         version = more.get("version", VERSION)
         limits = more.get("limits", {})
@@ -198,7 +199,8 @@ class Worker(Peer):
             self.memory = self.rig.memory.add(self.name)
             memory = self.memory.offer
         packages, forwards = {"numpy": "2"}, more.get("forwards", False)
-        hello = m.WorkerHello(version, self.name, "cpu", (spec,), offers, packages, limits, memory, forwards)
+        group = {name: more[name] for name in ("group", "jobs", "held") if name in more}
+        hello = m.WorkerHello(version, self.name, "cpu", (spec,), offers, packages, limits, memory, forwards, **group)
         self.say(hello, attachment=0)
         if more.get("ready", True) and self.attachment:
             for name in stages:

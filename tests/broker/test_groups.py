@@ -22,14 +22,14 @@ def hall() -> Hall:
     return Hall()
 
 
-def in_state(hall: Hall, state: str) -> tuple[Group, Any, Any]:
+def in_state(hall: Hall, state: str) -> tuple[Any, Any, Any]:
     """A group of two or, while it gathers, of three ranks, of which two are there; with its ranks 0 and 1."""
     if state in ("gathering", "rejoining"):
         epoch = EARLIER if state == "rejoining" else 0
         leader, other = (hall.rank(rank, 3, epoch=epoch) for rank in (0, 1))
     else:
         leader, other = hall.rank(0), hall.rank(1)
-    group = hall.groups.by_name["g"]
+    group: Any = hall.groups.by_name["g"]
     if state in ("forming", "formed"):
         hall.say(leader, m.GroupOpened(group.epoch, "ipc:///link", "host:2"))
     if state == "formed":
@@ -202,7 +202,7 @@ def test_groups_04_a_group_of_one_is_formed_like_any_other(hall: Hall) -> None:
 def test_groups_04_a_group_of_one_may_open_first(hall: Hall) -> None:
     """It may also say where it could be found, as any leader does."""
     leader = hall.rank(0, 1)
-    group = hall.groups.by_name["g"]
+    group: Any = hall.groups.by_name["g"]
     hall.say(leader, m.GroupOpened(group.epoch, "", ""))
     assert group.state == "forming"
     hall.say(leader, m.GroupFormed(group.epoch))
@@ -421,7 +421,7 @@ def test_groups_06_a_restarted_rank_may_differ_because_the_others_leave(hall: Ha
 def test_groups_05_a_kind_means_the_same_in_all_groups(hall: Hall) -> None:
     """Another group may do the same kind; one that describes it differently isn't taken while the first is there."""
     hall.form(1, "a")
-    changed = (replace(KIND, parameters=(Parameter("prompt", "text", "otherwise"),)),)
+    changed = (replace(KIND, parameters=(Parameter("prompt", "string", "otherwise"),)),)
     other = replace(KIND, name="i2i")
     objection = hall.objection(hello("b0", 0, 1, "b", jobs=changed))
     assert objection is not None
@@ -490,7 +490,7 @@ def test_groups_04_a_rank_that_leaves_again_is_not_formed_with(hall: Hall) -> No
     """Ranks wait for the replacement of one that drains while they gather, rather than load their weights for it."""
     hall.rank(0).draining = True
     hall.rank(1)
-    group = hall.groups.by_name["g"]
+    group: Any = hall.groups.by_name["g"]
     assert group.state == "gathering"
     hall.drop(group.leader, "left", left=True)
     hall.rank(0)

@@ -1,0 +1,523 @@
+"""Worker groups in the whole broker: what is fanned out, where sessions live, and what the loss of a rank leads to."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+
+from reelwire import messages as m
+from reelwire.broker.actions import Forget, Send
+from reelwire.broker.config import BrokerConfig
+from reelwire.broker.events import Malformed, OutboxFull, Received, TurnEnded, Unreachable
+from reelwire.broker.job_record import Saved
+from reelwire.controls import Keys
+from reelwire.job_spec import JobSpec
+from reelwire.spec import Parameter
+from reelwire.tensors import Inline, TensorRef
+
+from .fake_groups import EARLIER, KIND, hello
+from .fake_peers import world
+from .fake_ranks import Rank, Team
+
+RUN, INITIALIZE = "RunTask", "InitializeStage"
+
+
+def numbers(team: Team) -> list[int]:
+    """The numbers of the bodies that all ranks were told; they are the same at all ranks, and rise by one."""
+    told = team.sequences()
+    assert all(each == told[0] for each in told)
+    found = [number for _, number in told[0]]
+    assert found == list(range(1, len(found) + 1))
+    return found
+
+
+def bodies(team: Team) -> list[Any]:
+    """The bodies themselves, in the leader's order."""
+    assert all(rank.bodies == team.leader.bodies for rank in team.ranks)
+    return team.leader.bodies
+
+
+def session(rig: Any, chunks: int = 6, **asked: Any) -> tuple[Any, str]:
+    """A client and its session."""
+    client = rig.client()
+    return client, client.open(chunks=chunks, **asked)
+
+
+def of(rig: Any, name: str = "g") -> dict[str, Any]:
+    """What the status says of a group."""
+    return next((group for group in rig.core.status()["groups"] if group["name"] == name), {})
+
+
+# --- fan-out ------------------------------------------------------------------------------------------------------------
+
+
+def test_groups_01_grouped_work_goes_to_every_rank_by_number(rig: Any) -> None:
+    """Each rank is told each initialization and each task of a grouped stage, once, under one number that rises by one."""
+    team = Team(rig, size=3).start()
+    client, name = session(rig)
+    assert client.state(name)[0] == "ready"
+    for index in range(4):
+        assert isinstance(client.submit(name, index), m.ControlAccepted)
+        team.leader.finish("encode")
+        team.leader.finish("denoise")
+        team.leader.finish("decode")
+        client.ack(name, index + 1)
+    assert numbers(team) == [1, 2, 3, 4, 5]
+    told = bodies(team)
+    assert [type(body).__name__ for body in told] == [INITIALIZE, RUN, RUN, RUN, RUN]
+    assert {body.stage for body in told} == {"denoise"}
+    assert [body.index for body in told[1:]] == [0, 1, 2, 3]
+    assert len(client.chunks(name)) == 4
+    assert of(rig)["sequence"] == 5
+
+
+def test_groups_01_everything_else_goes_to_the_leader_alone(rig: Any) -> None:
+    """Other stages' work, releases and newer keys are said to rank 0, and have no number."""
+    team = Team(rig).start()
+    client, name = session(rig, control_binding="late")
+    keys = Keys(world())
+    team.leader.starts = False
+    for pressed in ("w", "a"):
+        keys.press(pressed)
+        client.keys(name, keys)
+        rig.turn()
+        if team.leader.jobs["encode"]:
+            team.leader.finish("encode")
+    assert team.leader.heard(m.SetStageKeys)
+    client.end(name, "cancel")
+    assert client.ended(name) is not None
+    assert {type(word).__name__ for word in team.ranks[1].inbox} == {"Welcome", "JoinGroup", INITIALIZE, RUN}
+    alone = [word for word in team.leader.heard(m.RunTask) if word.stage != "denoise"]
+    assert alone
+    assert all(word.sequence == 0 for word in alone)
+    assert sorted(team.leader.released_stages()) == ["decode", "denoise", "encode"]
+    assert numbers(team) == [1, 2]
+
+
+def test_groups_01_a_body_is_encoded_once(rig: Any) -> None:
+    """What all ranks are told is the same value, made ready for the wire once."""
+    team = Team(rig, size=4).start()
+    client, name = session(rig)
+    client.submit(name, 0)
+    peer = rig.core._peers.workers["g0"]
+    done = m.TaskDone(name, "encode", 1, 1, 0, {"condition": m.Artifact()}, {}, 0.1)
+    actions = rig.core.handle(Received(rig.now, peer.route, peer.attachment, done, 10, b""))
+    words = [(action, action.message) for action in actions if isinstance(action, Send)]
+    sends = [action for action, word in words if isinstance(word, m.RunTask) and word.stage == "denoise"]
+    assert [action.route for action in sends] == [rank.route for rank in team.ranks]
+    assert len({id(action.packed) for action in sends}) == 1
+    assert all(action.packed is not None and action.is_work for action in sends)
+
+
+def test_groups_01_a_task_must_fit_every_rank(rig: Any) -> None:
+    """What is too large for one rank fails the session by name, and takes no number."""
+    team = Team(rig, size=2)
+    team.limits = [{}, {"frame_bytes_max": 1000}]
+    team.start()
+    client, name = session(rig)
+    client.submit(name, 0)
+    large = m.Artifact({}, {"x": TensorRef("uint8", (1001,), Inline(bytes(1001)))})
+    team.leader.finish("encode", outputs={"condition": large})
+    ended = client.ended(name)
+    assert ended is not None
+    assert "frame of 1001 bytes; accepted: 1000" in ended.failure.message
+    assert numbers(team) == [1]
+    other = rig.client(b"other")
+    second = other.open()
+    other.submit(second, 0)
+    team.leader.finish("encode")
+    team.leader.finish("denoise")
+    assert numbers(team) == [1, 2, 3]
+
+
+def test_groups_01_a_request_must_fit_every_rank(rig: Any, kit: Any) -> None:
+    """A session whose prompt one of the ranks doesn't take is refused before it lives anywhere."""
+    spec = dataclasses.replace(world(), parameters=(Parameter("prompt", "string", "what is seen", default=""),))
+    team = Team(rig, size=2, spec=spec)
+    team.limits = [{}, {"header_bytes_max": 6000}]
+    team.start()
+    client = rig.client()
+    assert client.open(parameters={"prompt": "x" * 3000}) == ""
+    refused = client.last(m.SessionRefused).failure
+    assert (refused.kind, refused.field) == ("request", "prompt")
+
+
+def test_groups_01_nothing_is_forwarded_into_a_grouped_stage(rig: Any) -> None:
+    """Its inputs must reach every rank, so they come by the broker; what it makes its leader gives on by itself."""
+    team = Team(rig, size=2, forwards=True, mailbox=2).start()
+    client, name = session(rig)
+    for index in range(2):
+        client.submit(name, index)
+    for _ in range(2):
+        team.leader.finish("encode")
+        team.leader.finish("denoise")
+        team.leader.finish("decode")
+    awaits = {stage: set() for stage in ("encode", "denoise", "decode")}  # type: dict[str, set[str]]
+    for task in team.leader.heard(m.RunTask):
+        awaits[task.stage] |= set(task.awaits)
+    assert awaits == {"encode": set(), "denoise": set(), "decode": {"latent"}}
+    assert all(sorted(task.inputs) == ["condition", "control"] for task in bodies(team)[1:])
+    assert len(client.chunks(name)) == 2
+
+
+# --- who is placed where ------------------------------------------------------------------------------------------------
+
+
+def test_groups_04_sessions_wait_until_the_group_has_formed(rig: Any) -> None:
+    """A grouped stage takes nobody before all ranks have met, although its leader says that it is ready."""
+    team = Team(rig, size=2)
+    team.forms = False
+    team.start()
+    client, name = session(rig)
+    assert client.state(name)[0] == "opening"
+    assert of(rig)["state"] == "forming"
+    worker = next(each for each in rig.core.status()["workers"] if each["name"] == "g0")
+    assert (worker["ready"], worker["group"], worker["rank"]) == (False, "g", 0)
+    team.leader.say(m.GroupFormed(team.leader.epoch))
+    assert client.state(name)[0] == "ready"
+    assert all(each["ready"] for each in rig.core.status()["workers"])
+
+
+def test_groups_05_a_session_lives_at_one_of_two_groups(rig: Any) -> None:
+    """Two groups side by side share the sessions; each has its own numbers, and the loss of one is nothing to the other."""
+    one, two = Team(rig, "one", 2, slots=1).start(), Team(rig, "two", 3, slots=1).start()
+    clients = [rig.client(str(number).encode()) for number in range(3)]
+    names = [client.open() for client in clients]
+    assert [client.state(name)[0] for client, name in zip(clients, names, strict=True)] == ["ready", "ready", "opening"]
+    for client, name in zip(clients, names, strict=True):
+        client.submit(name, 0)
+    for team in (one, two):
+        team.leader.finish("encode")
+        team.leader.finish("denoise")
+        assert numbers(team) == [1, 2]
+    rig.handle(Unreachable(rig.now, one.ranks[1].route))
+    rig.turn()
+    assert clients[0].ended(names[0]).failure.kind == "worker_lost"
+    assert clients[1].ended(names[1]) is None
+    assert one.leader.last(m.EndGroup).lost == (1,)
+    assert not any(rank.heard(m.EndGroup) for rank in two.ranks)
+    two.leader.finish("decode")
+    assert len(clients[1].chunks(names[1])) == 1
+    assert of(rig, "one") == {}
+    one.start()
+    assert clients[2].state(names[2])[0] == "ready"
+    assert len(one.ranks[1].bodies) == 1
+    assert one.leader.epoch > two.leader.epoch
+
+
+def test_groups_04_ranks_that_lead_nobody_serve_nothing(rig: Any) -> None:
+    """A pipeline of which only other ranks are there is unknown; they show no stages, and clients aren't told of them."""
+    team = Team(rig, size=3)
+    team.ranks = []
+    client = rig.client()
+    for rank in (1, 2):
+        team.ranks.append(Rank(team, rank, f"g{rank}".encode()))
+        team.ranks[-1].attach()
+    assert len(client.heard(m.Welcome)) == 1
+    assert client.open() == ""
+    assert client.last(m.SessionRefused).failure.field == "pipeline"
+    status = rig.core.status()
+    assert status["pipelines"] == {}
+    assert [(each["rank"], each["stages"], each["ready"]) for each in status["workers"]] == [
+        (1, [], False),
+        (2, [], False),
+    ]
+    assert (of(rig)["state"], of(rig)["missing"]) == ("gathering", [0])
+
+
+def test_groups_04_clients_hear_which_kinds_can_be_asked_for(rig: Any) -> None:
+    """They are welcomed again when a leader comes, and when its group is over."""
+    client = rig.client()
+    team = Team(rig).start()
+    assert client.last(m.Welcome).jobs == (KIND,)
+    rig.handle(Unreachable(rig.now, team.ranks[1].route))
+    rig.turn()
+    assert client.last(m.Welcome).jobs == ()
+
+
+# --- the end of an epoch --------------------------------------------------------------------------------------------------
+
+LOSSES: dict[str, Any] = {
+    "goodbye": lambda rig, rank: rank.say(m.Goodbye("killed")),
+    "garbage": lambda rig, rank: rig.handle(Malformed(rig.now, rank.route, "malformed", "garbage")),
+    "unreachable": lambda rig, rank: rig.handle(Unreachable(rig.now, rank.route)),
+    "reads nothing": lambda rig, rank: rig.handle(OutboxFull(rig.now, rank.route)),
+    "not its word": lambda rig, rank: rank.say(m.OpenSession("k", "world", 1)),
+    "hello again": lambda rig, rank: rank.team.start_rank(rank.rank),
+    "named by the leader": lambda rig, rank: rank.team.leader.say(m.RanksLost(rank.epoch, (rank.rank,), "dead")),
+    "named by another": lambda rig, rank: rank.team.ranks[-1].say(m.RanksLost(rank.epoch, (rank.rank,), "dead")),
+}
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.parametrize("who", [0, 1])
+def test_groups_04_whatever_takes_a_rank_ends_the_epoch(rig: Any, loss: str, who: int) -> None:
+    """Sessions fail as with a lost worker, those that are left hear who is lost, and all meet again in a higher epoch."""
+    team = Team(rig, size=3).start()
+    old, epoch = list(team.ranks), team.leader.epoch
+    client, name = session(rig)
+    client.submit(name, 0)
+    team.leader.finish("encode")
+    LOSSES[loss](rig, old[who])
+    rig.turn()
+    failure = client.ended(name).failure
+    assert failure.kind == "worker_lost"
+    for rank in old:
+        words = rank.heard(m.EndGroup)
+        if rank.rank != who or loss.startswith("named"):
+            assert [(word.epoch, word.lost) for word in words] == [(epoch, (who,))]
+    for rank in old:
+        if team.ranks[rank.rank] is rank:
+            team.start_rank(rank.rank)
+    assert team.leader.epoch > epoch
+    assert of(rig)["state"] == "formed"
+    again = client.open("again")
+    assert client.state(again)[0] == "ready"
+    assert len({rank.epoch for rank in team.ranks}) == 1
+
+
+def test_groups_04_the_end_of_an_epoch_is_the_last_word(rig: Any) -> None:
+    """Nothing is said to a rank after it, and nothing that waits for it is dropped: it must get there."""
+    team = Team(rig, size=3).start()
+    routes = {rank.route for rank in team.ranks[:2]}
+    for event in (Unreachable(rig.now, b"g2"), TurnEnded(rig.now, True)):
+        actions = rig.core.handle(event)
+        words = [action for action in actions if isinstance(action, Send | Forget) and action.route in routes]
+        if isinstance(event, TurnEnded):
+            assert [type(word.message) for word in words if isinstance(word, Send)] == [m.EndGroup, m.EndGroup]
+            assert not any(isinstance(word, Forget) for word in words)
+    assert rig.core.status()["workers"] == []
+    assert rig.counter("workers_left") == 2
+    assert rig.counter("workers_lost") == 1
+
+
+def test_groups_04_a_silent_rank_is_noticed(rig: Any) -> None:
+    """One that says nothing for three intervals is lost for all, whichever it is."""
+    team = Team(rig, size=3).start()
+    for _ in range(10):
+        rig.now += 0.5
+        for rank in (team.ranks[0], team.ranks[2]):
+            if rank.attachment:
+                rank.say(m.Heartbeat())
+        rig.turn()
+    word = team.leader.last(m.EndGroup)
+    assert word.lost == (1,)
+    assert "not heard for" in word.reason
+    assert of(rig) == {}
+
+
+@pytest.mark.parametrize("silent", ["task", "initialize"])
+def test_groups_04_a_stage_that_hangs_ends_the_epoch(kit: Any, silent: str) -> None:
+    """A grouped stage that says nothing for too long: its leader is taken for lost, and with it the group."""
+    rig = kit.Rig(BrokerConfig(task_timeout_s=20.0, initialize_timeout_s=20.0))
+    team = Team(rig, size=2).start()
+    if silent == "initialize":
+        team.leader.silent.add(m.InitializeStage)
+    client, name = session(rig)
+    if silent == "task":
+        client.submit(name, 0)
+        team.leader.finish("encode")
+    rig.advance(19.0)
+    assert client.ended(name) is None
+    rig.advance(2.0)
+    assert client.ended(name).failure.kind == "worker_lost"
+    assert team.ranks[1].last(m.EndGroup).lost == (0,)
+    assert rig.core.status()["workers"] == []
+
+
+def test_groups_04_jobs_are_told_of_beginnings_and_ends(rig: Any) -> None:
+    """A group that has formed is handed on with what its leader holds, and its end once, with the reason."""
+    told: list[tuple[Any, ...]] = []
+    rig.core._jobs.held = lambda group, jobs: told.append(("formed", group.name, jobs))
+    rig.core._jobs.group_over = lambda group, reason: told.append(("over", group.name, reason))
+    held = (m.HeldJob("j", 3),)
+    team = Team(rig, size=2, held=held).start()
+    assert told == [("formed", "g", held)]
+    team.ranks[1].say(m.Goodbye("stopped"))
+    assert told[1:] == [("over", "g", "rank 1 (g1) is gone: left: stopped")]
+
+
+# --- another broker ------------------------------------------------------------------------------------------------------
+
+
+def test_groups_04_a_formed_group_outlives_its_broker(kit: Any) -> None:
+    """All ranks attach to the next broker under the epoch that they have; bodies go on after the highest number."""
+    first = kit.Rig()
+    team = Team(first, size=3).start()
+    client, name = session(first)
+    client.submit(name, 0)
+    team.leader.finish("encode")
+    epoch, last = team.leader.epoch, len(team.leader.bodies)
+    second = kit.Rig(saved=Saved(incarnation=2))
+    team.move_to(second)
+    group = of(second)
+    assert (group["state"], group["epoch"], group["sequence"]) == ("formed", epoch, last)
+    client, name = session(second)
+    assert client.state(name)[0] == "ready"
+    assert [rank.bodies[-1].sequence for rank in team.ranks] == [last + 1] * 3
+    for rank in team.ranks:
+        assert not rank.heard(m.EndGroup)
+    assert len(team.leader.heard(m.LeadGroup)) == 1
+
+
+def test_groups_04_a_later_broker_gives_higher_epochs(kit: Any) -> None:
+    """Where one rank has begun anew the others leave, and what they meet in then is higher than all before."""
+    first = kit.Rig()
+    team = Team(first, size=3).start()
+    epoch = team.leader.epoch
+    second = kit.Rig(saved=Saved(incarnation=2))
+    team.ranks[1].epoch = 0
+    team.move_to(second)
+    assert all(rank.has_left for rank in (team.ranks[0], team.ranks[2]))
+    assert [rank.last(m.EndGroup).lost for rank in (team.ranks[0], team.ranks[2])] == [(1, 2), (0, 1)]
+    for rank in (0, 2):
+        team.start_rank(rank)
+    assert team.leader.epoch > epoch
+    assert of(second)["state"] == "formed"
+
+
+def test_groups_04_who_waits_for_the_others_leaves_in_time(kit: Any) -> None:
+    """Ranks of an epoch of which one doesn't come back are told so `rejoin_s` after the first came."""
+    first = kit.Rig()
+    team = Team(first, size=3).start()
+    second = kit.Rig(BrokerConfig(rejoin_s=6.0), saved=Saved(incarnation=2))
+    gone = team.ranks.pop(1)
+    team.move_to(second)
+    assert gone.attachment
+    second.advance(5.0)
+    assert of(second)["state"] == "gathering"
+    second.advance(1.5)
+    assert [rank.last(m.EndGroup).lost for rank in team.ranks] == [(1,), (1,)]
+    assert of(second) == {}
+
+
+# --- shared memory --------------------------------------------------------------------------------------------------------
+
+
+def test_groups_01_what_a_grouped_stage_reads_must_be_open_to_every_rank(rig: Any) -> None:
+    """One rank on another machine keeps its input out of shared memory; what only the leader reads stays in it."""
+    near = Team(rig, "near", 2, memory=True).start()
+    client, name = session(rig)
+    shared = rig.core.sessions[name].seats.shared
+    assert shared == {"encode": ("condition",), "denoise": ("latent",), "decode": ("frames",)}
+    client.end(name, "cancel")
+    near.leader.say(m.Goodbye())
+    Team(rig, "far", 2, memory=True, maps=(True, False)).start()
+    name = client.open("again")
+    shared = rig.core.sessions[name].seats.shared
+    assert shared == {"encode": (), "denoise": ("latent",), "decode": ("frames",)}
+
+
+def test_groups_01_a_rank_that_can_open_it_later_turns_it_on(rig: Any) -> None:
+    """The answer of a rank that leads nobody counts for the sessions at its leader, from the next task on."""
+    team = Team(rig, size=2, memory=True, maps=(True, False)).start()
+    client, name = session(rig)
+    client.submit(name, 0)
+    memory = rig.core.sessions[name].seats
+    assert memory.shared["encode"] == ()
+    team.ranks[1].say(m.MemoryProbed("g0-0", rig.memory.probe("g0-0")))
+    assert memory.shared["encode"] == ("condition",)
+    client.submit(name, 1)
+    for _ in range(2):
+        team.leader.make("encode", "denoise", "decode")
+    assert [task.shared for task in team.leader.heard(m.RunTask) if task.stage == "encode"][-1] == ("condition",)
+
+
+def test_groups_01_what_all_ranks_read_comes_back_when_the_leader_is_through(rig: Any) -> None:
+    """A grouped task's inputs are free again with its result; with a lost rank they come back broken, or not at all."""
+    team = Team(rig, size=3, memory=True).start()
+    client, name = session(rig, chunks=8)
+    for index in range(5):
+        client.submit(name, index)
+        team.leader.finish("encode")
+        team.leader.finish("denoise")
+        rig.turn()
+        team.leader.finish("decode")
+        client.ack(name, index + 1)
+        rig.turn()
+    assert team.leader.memory.returned >= 10
+    assert team.leader.memory.broken == set()
+    encoder = rig.worker("encoder", stages=("encode",), memory=True)
+    assert encoder.attachment
+
+
+def test_groups_01_a_lost_rank_breaks_what_it_read(rig: Any) -> None:
+    """What another worker wrote for a grouped stage must not be written again when a rank of the group is lost."""
+    encoder = rig.worker("encoder", stages=("encode",), memory=True, slots=1)
+    team = Team(rig, size=2, stages=("denoise", "decode")).start()
+    client, name = session(rig)
+    client.submit(name, 0)
+    encoder.finish("encode")
+    assert team.ranks[1].heard(m.RunTask)
+    rig.handle(Unreachable(rig.now, team.ranks[1].route))
+    rig.turn()
+    assert client.ended(name) is not None
+    assert len(encoder.memory.broken) == 1
+
+
+# --- leaving --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("who", [0, 1])
+def test_groups_04_a_rank_that_was_asked_to_stop_drains_the_group(rig: Any, who: int) -> None:
+    """Whichever it is, nobody is placed there any more, what was accepted is delivered, and the end is no error."""
+    team = Team(rig, size=2).start()
+    client, name = session(rig)
+    client.submit(name, 0)
+    team.ranks[who].say(m.Draining())
+    late = rig.client(b"late")
+    waits = late.open()
+    assert late.state(waits)[0] == "opening"
+    assert of(rig)["draining"]
+    team.leader.finish("encode")
+    team.leader.finish("denoise")
+    team.leader.finish("decode")
+    client.ack(name, 1)
+    rig.turn()
+    assert len(client.chunks(name)) == 1
+    assert client.ended(name).state == "closed"
+    team.leader.say(m.Goodbye("stopped as asked for"))
+    assert rig.counter("groups_left") == 1
+    assert rig.counter("groups_lost") == 0
+    assert not [log for log in rig.logs if log.level in ("warning", "error")]
+
+
+# --- refusals -------------------------------------------------------------------------------------------------------------
+
+
+def test_groups_06_a_rank_that_differs_is_told_why(rig: Any) -> None:
+    """It is refused before anything runs, by a sentence that names what differs and what is accepted."""
+    leader = rig.stranger(b"leader")
+    leader.say(hello("leader", 0, 2), attachment=0)
+    other = rig.stranger(b"other")
+    other.say(hello("other", 1, 2, packages={"torch": "2.12"}), attachment=0)
+    refused = other.last(m.Rejected)
+    assert refused.code == "conflict"
+    assert refused.message == (
+        "group 'g': version of torch is '2.12' at rank 1, '2.13' at rank 0; accepted: the same at all ranks"
+    )
+    assert of(rig)["missing"] == [1]
+
+
+def test_groups_06_a_rank_with_an_epoch_of_nobody_leaves(rig: Any) -> None:
+    """It is welcome, told that its epoch is over, and dropped: its stages never serve, and clients hear nothing of it."""
+    client = rig.client()
+    stale = rig.stranger(b"stale")
+    rig.core._groups._ended[EARLIER] = None
+    stale.say(hello("stale", 0, 2, epoch=EARLIER), attachment=0)
+    assert [type(word) for word in stale.inbox] == [m.Welcome, m.EndGroup]
+    assert rig.core.status()["workers"] == []
+    assert len(client.heard(m.Welcome)) == 1
+    assert rig.core.status()["pipelines"] == {}
+
+
+def test_a_worker_alone_with_a_kind_of_job_is_its_own_group(rig: Any) -> None:
+    """It serves its stream as ever, whether or not it has formed: only what is grouped waits for that."""
+    worker = rig.worker(jobs=(JobSpec("t2v", "a video"),))
+    client, name = session(rig)
+    assert client.state(name)[0] == "ready"
+    assert of(rig, "w")["state"] == "opening"
+    worker.say(m.GroupFormed(worker.last(m.LeadGroup).epoch))
+    assert of(rig, "w")["state"] == "formed"
