@@ -40,10 +40,11 @@ from reelwire.messages import (
     WorkerHello,
 )
 from reelwire.spec import Edge, StageSpec, StreamSpec
-from reelwire.workers.actions import Action, BuildStage, Job, Run, Send, Stop, Work
+from reelwire.workers.actions import BuildStage, Job, Run, Send, Stop, Work
 from reelwire.workers.config import WorkerConfig
 from reelwire.workers.core import WorkerCore
-from reelwire.workers.events import Event, Finished, Received, Reply, Reported, Started, Tick
+from reelwire.workers.events import Finished, Received, Reply, Reported, Started, Tick
+from reelwire.workers.group_events import AnyAction, AnyEvent
 from reelwire.workers.memory import SharedMemory
 from reelwire.workers.runner import StageThread
 
@@ -79,7 +80,7 @@ class Rig:
         self.sent: list[Any] = []
         self.stopped: Stop | None = None
 
-    def do(self, event: Event) -> list[Action]:
+    def do(self, event: AnyEvent) -> list[AnyAction]:
         """One event; its jobs, messages and the end are kept."""
         actions = self.core.handle(event)
         self.core.check()
@@ -93,29 +94,29 @@ class Rig:
                 self.stopped = action
         return actions
 
-    def start(self) -> list[Action]:
+    def start(self) -> list[AnyAction]:
         """The process is up."""
         return self.do(Started(self.now))
 
-    def tick(self, after_s: float = 0.0, *, drained: bool = True) -> list[Action]:
+    def tick(self, after_s: float = 0.0, *, drained: bool = True) -> list[AnyAction]:
         """Time passes."""
         self.now += after_s
         return self.do(Tick(self.now, drained))
 
-    def hear(self, message: Any, attachment: int = 1) -> list[Action]:
+    def hear(self, message: Any, attachment: int = 1) -> list[AnyAction]:
         """The broker says something."""
         return self.do(Received(self.now, attachment, message))
 
-    def welcome(self, attachment: int = 1, version: str = "1.2.9", heartbeat_s: float = 1.0) -> list[Action]:
+    def welcome(self, attachment: int = 1, version: str = "1.2.9", heartbeat_s: float = 1.0) -> list[AnyAction]:
         """The broker attaches the worker."""
         return self.hear(Welcome("w", version, heartbeat_s, 3, {}), attachment)
 
-    def finish(self, stage: str, reply: Reply | None = None, traceback: str = "", **more: Any) -> list[Action]:
+    def finish(self, stage: str, reply: Reply | None = None, traceback: str = "", **more: Any) -> list[AnyAction]:
         """The stage's thread reports its job: well done, if `reply` doesn't say otherwise."""
         job = self.jobs.pop(stage)
         return self.do(Reported(self.now, Finished(stage, job, reply or well_done(job), traceback, **more)))
 
-    def fail(self, stage: str, kind: FailureKind = "stage", message: str = "no") -> list[Action]:
+    def fail(self, stage: str, kind: FailureKind = "stage", message: str = "no") -> list[AnyAction]:
         """The stage's thread reports that its job raised."""
         return self.finish(stage, failed(self.jobs[stage], kind, message), "Traceback: here")
 
