@@ -47,6 +47,7 @@ class JobRecord:
         submitted_at: seconds since 1970.
         ended_at: the same; None while it hasn't ended.
         fetched_at: when its result was first fetched whole.
+        asked: digest of the request as it was asked for: what else comes under its key is another one.
     """
 
     job: str
@@ -70,6 +71,7 @@ class JobRecord:
     submitted_at: float = 0.0
     ended_at: float | None = None
     fetched_at: float | None = None
+    asked: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,332 @@
+"""One job as a state machine: `Job.handle(event)` looks its handler up in `job_states.TRANSITIONS`.
+
+What is known of a job is its record. It is written whenever something changes that must outlive the broker, and what
+follows from that for others, an acknowledgement or the removal of a file, waits until it is durable. Work doesn't wait.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import get_args
+
+from reelwire import messages as m
+from reelwire.messages import Failure, FailureKind
+
+from . import job_states as t
+from .actions import ExportFile
+from .desk import described, shortened
+from .fitting import fitted
+from .job_base import Arriving, JobBase, Request
+from .job_desk import JobDesk, short
+from .job_files import SHA256
+from .job_news import info_of
+from .job_pace import STEPS_MAX, StepPace, is_sensible
+from .job_quota import Quota
+from .job_record import JobRecord, StoredFile
+from .job_states import ENDED, PHASES, TRANSITIONS, WAITING, State
+
+
+class Job(JobBase):
+    """A job, from its submission until it is forgotten; arguments as of `JobBase`."""
+
+    def __init__(self, at: JobDesk, quota: Quota, record: JobRecord, state: State) -> None:
+        """Take its place in the tables."""
+        super().__init__(at, quota, record, state)
+        at.keys[record.key] = self
+        if state in WAITING:
+            at.begin_waiting(record.client)
+        if state == "checking":
+            return
+        at.jobs[self.id] = self
+        for stored in self.kept:
+            at.shelf.hold(stored.file, stored.nbytes)
+        if state == "queued":
+            self._enter_queue(again=False)
+        elif state in ENDED:
+            self.ended_now = min((record.ended_at or 0.0) - at.wall + at.desk.now, at.desk.now)
+            self._remember()
+
+    def handle(self, event: t.JobEvent) -> None:
+        """Take one event in."""
+        step = TRANSITIONS.get((self.state, type(event)))
+        if step is None:
+            assert isinstance(event, get_args(t.WorkerSays)), f"{type(event).__name__} while {self.state}"
+            self._refuse("out_of_protocol")
+            return
+        before = self.state
+        getattr(self, step.handler)(event)
+        assert self.state == before or self.state in step.to, f"{before} -> {self.state} by {type(event).__name__}"
+        self._moved(before)
+
+    # --- the request ---------------------------------------------------------------------------------------------------
+
+    def on_checked(self, event: t.Checked) -> None:
+        """Make the job durable."""
+        self.record = replace(self.record, media=event.media)
+        self.request.files = []  # the record refers to them now
+        self.state = "committing"
+        self._at.persist(self.id, self.record, then=self._committed)
+
+    def on_refused(self, event: t.Refused) -> None:
+        """Tell everybody who asked, and keep nothing."""
+        at, key = self._at, self.record.key
+        self.state = "refused"
+        del at.keys[key]
+        for stored in self.request.files:
+            at.shelf.release(stored.file)
+        failure = short(event.failure)
+        at.desk.counters["jobs_refused"] += 1
+        at.desk.log("info", "job_refused", key=key, failure=failure.kind, field=failure.field, reason=failure.message)
+        for peer in self.request.askers:
+            at.desk.send(peer, m.JobRefused(failure, key))
+        self.request = Request()
+
+    def on_accepted(self, _event: t.Committed) -> None:
+        """The job is durable: everybody who asked is told, and it waits for a group."""
+        at, record = self._at, self.record
+        at.jobs[self.id] = self
+        at.desk.counters["jobs_accepted"] += 1
+        at.desk.log("info", "job_accepted", job=self.id, kind=record.kind, client=record.client)
+        if not self._cancellers:
+            self.state = "queued"
+            self._enter_queue(again=False)
+        accepted = m.JobAccepted(record.key, info_of(at, self))
+        for peer in self.request.askers:
+            at.desk.send(peer, accepted)
+            at.uploads_used(peer, self.files)
+        self.request = Request()
+        if self._cancellers:
+            self._end("cancelled")
+
+    # --- at work -------------------------------------------------------------------------------------------------------
+
+    def on_begun(self, event: t.Begun) -> None:
+        """Have a group begin it, unless it can't be told."""
+        at, group, record = self._at, event.group, self.record
+        unnumbered = m.RunJob(
+            job=self.id,
+            attempt=record.attempt + 1,
+            kind=record.kind,
+            parameters=record.parameters,
+            media={name: tuple(map(at.offer, files)) for name, files in record.media.items()},
+            checkpoint=None if record.checkpoint is None else at.offer(record.checkpoint),
+            checkpoint_step=record.checkpoint_step,
+            checkpoint_steps=at.config.checkpoint_steps,
+            sequence=0,
+        )
+        run = group.number(unnumbered)
+        packed, misfit = fitted(run, group.limits())
+        if misfit is not None:
+            self._end("failed", Failure("request", f"the request doesn't fit what its workers accept: {misfit}"))
+            return
+        self.record = replace(record, standing="running", attempt=run.attempt)
+        group.send(at.desk, run, packed)
+        at.persist(self.id, self.record)
+        self._join(group)
+        self.state = "preparing"
+        self.pace = StepPace()
+        self._begun_at = at.desk.now
+        at.desk.log("info", "job_begun", job=self.id, attempt=run.attempt, group=group.name)
+
+    def on_adopted(self, event: t.Adopted) -> None:
+        """Go on where the job was before the broker was away."""
+        at, before = self._at, self.record
+        self.record = replace(before, standing="running", attempt=event.attempt)
+        if self.record != before:
+            at.persist(self.id, self.record)
+        self._join(event.group, is_over=event.is_over)
+        self.state = "running"
+        at.desk.log("info", "job_adopted", job=self.id, attempt=event.attempt, group=event.group.name)
+
+    def on_rejoin_expired(self, _event: t.RejoinExpired) -> None:
+        """Have it done again, from its newest checkpoint; that is nobody's loss."""
+        self._wait_again()
+        self._at.desk.log("warning", "job_not_rejoined", job=self.id, attempt=self.record.attempt)
+
+    def on_progress(self, event: m.JobProgress) -> None:
+        """Note where it stands."""
+        if event.state not in ("preparing", "running", "encoding") or not is_sensible(event):
+            self._refuse("malformed_progress")
+            return
+        self.state = event.state
+        self.pace.take(event)
+
+    def on_late_progress(self, _event: m.JobProgress) -> None:
+        """It is to stop: nobody is told how far it gets."""
+
+    def on_file(self, event: m.JobFile) -> None:
+        """Take a checkpoint in, or the result: whatever came before is of no use then."""
+        offer, limit = event.offer, self._at.config.result_bytes_max
+        if not SHA256.fullmatch(offer.file) or offer.nbytes < 1:
+            self._refuse("malformed_files")
+        elif event.role == "checkpoint":
+            is_coming = self._arriving is not None and self._arriving.offer == offer
+            is_new = self.state != "stopping" and self.record.checkpoint_step < event.step < STEPS_MAX
+            if not is_new or offer.nbytes > limit:
+                self._refuse("checkpoints_refused")
+            elif not is_coming and not self._take(Arriving("checkpoint", offer, event.step)):
+                self._refuse("checkpoints_without_room")
+        elif offer.nbytes > limit:
+            self._end("failed", Failure("stage", f"its result has {offer.nbytes} bytes; accepted: {limit}"))
+        elif not self._take(Arriving("result", offer, facts=dict(event.facts))):
+            self._end("failed", Failure("overload", f"there is no room for its result of {offer.nbytes} bytes"))
+
+    def on_file_again(self, _event: m.JobFile) -> None:
+        """The result is known already."""
+
+    def on_ended(self, event: m.JobEnded) -> None:
+        """The attempt has ended without a result, for good: its group takes the next job at once."""
+        if event.state not in ("failed", "cancelled"):
+            self._refuse("malformed_ends")
+            return
+        assert self.group is not None, "ended nowhere"
+        self._at.free(self.group, self.id)
+        failure = short(event.failure or Failure("stage", "the worker gave no reason"))
+        self._end(event.state, failure if event.state == "failed" else None)
+
+    def on_checkpoint_taken(self, event: t.FileTaken) -> None:
+        """Go on from there if the group is lost; without it, from an earlier one."""
+        arriving, self._arriving = self._arriving, None
+        assert arriving is not None, "a checkpoint that nobody announced"
+        if event.failure is not None:
+            self._at.desk.count("checkpoints_lost", job=self.id, reason=event.failure.message)
+            return
+        before = () if self.record.checkpoint is None else (self.record.checkpoint,)
+        checkpoint = StoredFile(arriving.offer.file, arriving.offer.nbytes)
+        self.record = replace(self.record, checkpoint=checkpoint, checkpoint_step=arriving.step)
+        self._at.persist(self.id, self.record, without=before)
+
+    def on_result_taken(self, event: t.FileTaken) -> None:
+        """Write the result to where it was asked for, or end at once."""
+        arriving, self._arriving = self._arriving, None
+        assert arriving is not None, "a result that nobody announced"
+        if event.failure is not None:
+            kind: FailureKind = "overload" if event.failure.kind == "overload" else "stage"
+            self._end("failed", Failure(kind, f"its result can't be had: {shortened(event.failure.message)}"))
+            return
+        result = self._result = StoredFile(arriving.offer.file, arriving.offer.nbytes)
+        self.record = replace(self.record, facts=arriving.facts)
+        output = self.record.output
+        if output:
+            self.state = "exporting"
+            self._at.shelf.ask(lambda ticket: ExportFile(ticket, result.file, output), self._exported)
+        else:
+            self._end("succeeded")
+
+    def on_exported(self, event: t.Exported) -> None:
+        """The job has succeeded either way: its result can be fetched, and its facts say what went wrong."""
+        if event.failure is not None:
+            error = shortened(event.failure.message)
+            self.record = replace(self.record, facts={**self.record.facts, "output_error": error})
+            self._at.desk.log("warning", "result_not_written", job=self.id, path=self.record.output, reason=error)
+        self._end("succeeded")
+
+    def on_group_lost(self, event: t.GroupLost) -> None:
+        """Have it done again from its newest checkpoint, unless that happened too often or nobody wants it.
+
+        Workers that were asked to stop hand their job back: that is no loss.
+        """
+        at, group = self._at, self.group
+        was_asked = group is not None and any(peer.draining for peer in group.ranks.values())
+        losses = self.record.losses + (not was_asked)
+        self._drop_arriving()
+        self._leave()
+        self.record = replace(self.record, losses=losses)
+        at.desk.log("warning", "job_lost_its_group", job=self.id, losses=losses, reason=event.reason)
+        if self._cancellers:
+            self._end("cancelled")
+        elif losses >= at.config.job_attempts and not was_asked:
+            reason = f"its workers were lost {losses} times, the last time: {shortened(event.reason)}"
+            self._end("failed", Failure("worker_lost", reason))
+        else:
+            self._wait_again()
+
+    def on_group_left(self, _event: t.GroupLost) -> None:
+        """The group isn't needed any more."""
+        self._leave()
+
+    def _take_in(self, failure: Failure | None) -> None:
+        """The file that was to come is there, or isn't."""
+        assert self._arriving is not None, "a file that nobody announced"
+        if self._arriving.role == "checkpoint":
+            self.on_checkpoint_taken(t.FileTaken(failure))
+        else:
+            self.on_result_taken(t.FileTaken(failure))
+
+    # --- the end -------------------------------------------------------------------------------------------------------
+
+    def on_end_durable(self, _event: t.Committed) -> None:
+        """Its end is known for good: to the leader, to whoever wanted it, to those that watch."""
+        at, record = self._at, self.record
+        assert record.standing in ("succeeded", "failed", "cancelled"), f"ends as {record.standing}"
+        self.state = record.standing
+        self.phase = PHASES[self.state]
+        self.ended_now = at.desk.now
+        if self._begun_at is not None and self.state == "succeeded":
+            at.took(at.desk.now - self._begun_at)
+        self._tell_leader(m.ForgetJob(self.id, record.attempt))
+        self._leave()
+        self._remember()
+        at.desk.counters[f"jobs_{self.state}"] += 1
+        at.desk.log("info", "job_ended", job=self.id, state=self.state, **described(record.failure))
+        cancellers, self._cancellers = self._cancellers, []
+        for peer, request in cancellers:
+            at.desk.send(peer, m.Jobs(request, (info_of(at, self),), 1))
+
+    def on_cancel_checking(self, event: t.CancelAsked) -> None:
+        """The job never was."""
+        failure = Failure("request", "it was cancelled before it was accepted")
+        self.on_refused(t.Refused(failure))
+        self._at.desk.send(event.peer, m.JobRefused(failure, request=event.request))
+
+    def on_cancel_noted(self, event: t.CancelAsked) -> None:
+        """Answer when the end is durable."""
+        self._note(event)
+
+    def on_cancel_waiting(self, event: t.CancelAsked) -> None:
+        """Nobody works at it: it ends now."""
+        self._note(event)
+        self._end("cancelled")
+
+    def on_cancel_running(self, event: t.CancelAsked) -> None:
+        """Have the leader stop at the next step; a result that comes before that counts."""
+        self._note(event)
+        self._drop_arriving()
+        self._tell_leader(m.StopJob(self.id, self.record.attempt))
+        self.state = "stopping"
+
+    def on_cancel_late(self, event: t.CancelAsked) -> None:
+        """It has ended: it stays as it is."""
+        self._at.desk.send(event.peer, m.Jobs(event.request, (info_of(self._at, self),), 1))
+
+    def on_delete_early(self, event: t.DeleteAsked) -> None:
+        """Only what has ended can be forgotten."""
+        reason = f"{self.id} is {self.phase}; accepted: a job that has ended: cancel it first"
+        self._at.desk.send(event.peer, m.JobRefused(Failure("request", reason, field="job"), request=event.request))
+
+    def on_delete(self, event: t.DeleteAsked) -> None:
+        """Forget it, and say so when that is durable."""
+        at, last = self._at, m.Jobs(event.request, (info_of(self._at, self),), 1)
+        files = self._forget("it was deleted")
+        at.persist(self.id, None, without=files, then=lambda: at.desk.send(event.peer, last))
+
+    def on_keep_expired(self, _event: t.KeepExpired) -> None:
+        """It was kept for long enough."""
+        self._at.persist(self.id, None, without=self._forget("it was kept for long enough"))
+
+    def on_fetched(self, _event: t.Fetched) -> None:
+        """Somebody has the result: it makes room before others do."""
+        if self.record.fetched_at is None and self.record.result is not None:
+            self.record = replace(self.record, fetched_at=self._at.wall)
+            self._at.persist(self.id, self.record)
+            self._at.fetched[self.id] = self
+
+    def on_evicted(self, _event: t.Evicted) -> None:
+        """Give the result up; the job stays known."""
+        at, result = self._at, self.record.result
+        assert result is not None, "nothing to give up"
+        at.fetched.pop(self.id, None)
+        self.record = replace(self.record, result=None)
+        at.persist(self.id, self.record, without=(result,))
+        at.outgoing.end_job(self.id, "the result made room for others")
+        at.desk.log("info", "result_evicted", job=self.id, nbytes=result.nbytes)

@@ -1,0 +1,322 @@
+"""Checking what a client asks for, before any worker sees it: the request first, then limits, then its files.
+
+The request alone is checked at once. Its files are looked at in the store: whether the result may be written to where it
+is wanted, what the files are, and whether they can be opened; one thing after the other, and of all requests that are
+checked one at a time: others need the store as well.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+from reelwire import messages as m
+from reelwire.checks import shown
+from reelwire.errors import RequestError
+from reelwire.job_spec import MediaInput, check_job, unknown_kind
+from reelwire.messages import Failure, Media
+from reelwire.spec import Plain
+
+from .actions import CheckOutput, ImportFile, InspectFile
+from .desk import shortened
+from .events import FileDone, Received
+from .job import Job
+from .job_base import JobBase
+from .job_desk import JobDesk, short
+from .job_files import SHA256, FileEvent
+from .job_news import info_of
+from .job_quota import Quota
+from .job_record import JobRecord, StoredFile
+from .job_states import Checked, Refused
+from .job_uploads import Uploads
+from .peers import Peer
+
+KEY_CHARACTERS_MAX = 256
+PRIORITY_MAX = 100
+PATH_CHARACTERS_MAX = 4096
+
+
+@dataclass(slots=True, eq=False)
+class _File:
+    """One file of a request: which input it is for, what a refusal calls it, and where it is in the store, once it is."""
+
+    wanted: MediaInput
+    field: str
+    asked: Media
+    stored: StoredFile | None = None
+    is_right: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class _Checking:
+    """A request of which something in the store is still to be looked at."""
+
+    job: Job
+    files: list[_File]
+    is_output_right: bool = False
+    media: dict[str, tuple[StoredFile, ...]] = field(default_factory=dict)
+
+
+class Admission:
+    """All requests that are checked.
+
+    Args:
+        at: all jobs.
+        quota: makes room for files.
+        uploads: files that clients have sent.
+    """
+
+    def __init__(self, at: JobDesk, quota: Quota, uploads: Uploads) -> None:
+        """Nobody asks for anything."""
+        self._at = at
+        self._quota = quota
+        self._uploads = uploads
+        self._waiting: deque[_Checking] = deque()
+        self._active: _Checking | None = None
+
+    def submit(self, peer: Peer, event: Received, *, draining: bool) -> None:
+        """Accept a request, refuse it, or have its files looked at first."""
+        at, request = self._at, event.message
+        assert isinstance(request, m.SubmitJob), "no request"
+        known = at.keys.get(request.key)
+        if known is not None:
+            self._repeat(peer, request, known)
+            return
+        try:
+            if draining:
+                self._refuse(peer, request, Failure("shutdown", "the broker stops"))
+                return
+            record, files = self._checked(peer, event, request)
+        except RequestError as error:
+            self._refuse(peer, request, Failure("request", error.reason, field=error.field))
+            return
+        full = self._full(record.client)
+        if full:
+            self._refuse(peer, request, Failure("overload", full, retry_after_s=at.retry_after_s()))
+            return
+        at.number += 1
+        name = f"{at.number}-{hashlib.blake2b(event.entropy, digest_size=6, person=b'job').hexdigest()}"
+        job = Job(at, self._quota, replace(record, job=name, number=at.number), "checking")
+        job.request.askers[peer] = None
+        if not files and not request.output:
+            job.handle(Checked({}))
+            return
+        for file in files:
+            if file.asked.sha256:
+                self._keep(job, file, file.asked.sha256)
+        self._waiting.append(_Checking(job, files, is_output_right=not request.output))
+        self._go_on()
+
+    @property
+    def checking(self) -> int:
+        """How many requests are checked."""
+        return len(self._waiting) + (self._active is not None)
+
+    def check(self) -> None:
+        """Assert the invariants."""
+        assert self._active is not None or not self._waiting, "nobody looks at a request"
+        jobs = [checking.job for checking in self._waiting]
+        jobs += [self._active.job] if self._active is not None else []
+        assert len({job.id for job in jobs}) == len(jobs), "a request is checked twice"
+        found = {job.id for job in self._at.keys.values() if job.state == "checking"}
+        assert found == {job.id for job in jobs if job.state == "checking"}, "a request that nobody checks"
+
+    # --- the request alone ---------------------------------------------------------------------------------------------
+
+    def _repeat(self, peer: Peer, request: m.SubmitJob, known: JobBase) -> None:
+        """One key, one job: whoever submits it again is told of the same one."""
+        if known.record.asked != digest(request):
+            reason = "has another job already, of another kind or with other parameters or files"
+            self._refuse(peer, request, Failure("request", f"{reason}; accepted: a new key", field="key"))
+        elif known.state in ("checking", "committing"):
+            known.request.askers[peer] = None
+        else:
+            self._at.desk.send(peer, m.JobAccepted(request.key, info_of(self._at, known)))
+
+    def _checked(self, peer: Peer, event: Received, request: m.SubmitJob) -> tuple[JobRecord, list[_File]]:
+        """The record of a job as far as it is known, and the files of the request.
+
+        Raises:
+            RequestError: a field is wrong; it says which, and what is accepted.
+        """
+        at, most = self._at, self._at.config.control_bytes_max
+        if not 0 < len(request.key) <= KEY_CHARACTERS_MAX:
+            raise RequestError("key", f"has {len(request.key)} characters; accepted: 1 to {KEY_CHARACTERS_MAX}")
+        if event.nbytes > most:
+            raise RequestError(_largest(request), f"the request has {event.nbytes} bytes; accepted: {most}")
+        kinds = at.groups.kinds()
+        spec = next((spec for spec in kinds if spec.name == request.kind), None)
+        if spec is None:
+            raise unknown_kind(request.kind, kinds)
+        parameters = check_job(spec, request.parameters, {name: len(files) for name, files in request.media.items()})
+        if not -PRIORITY_MAX <= request.priority <= PRIORITY_MAX:
+            span = f"-{PRIORITY_MAX} to {PRIORITY_MAX}"
+            raise RequestError("priority", f"{shown(request.priority)} is not accepted; accepted: {span}")
+        files = [file for name, asked in request.media.items() for file in _files(spec.input(name), asked)]
+        for file in files:
+            self._check_file(peer, file)
+        if len(request.output) > PATH_CHARACTERS_MAX:
+            reason = f"a path of {len(request.output)} characters; accepted: {PATH_CHARACTERS_MAX}"
+            raise RequestError("output", reason)
+        complete: dict[str, Plain] = {**parameters}
+        record = JobRecord(
+            job="",
+            number=0,
+            key=request.key,
+            client=peer.name,
+            kind=request.kind,
+            suffix=spec.suffix,
+            parameters=complete,
+            priority=request.priority,
+            output=request.output,
+            submitted_at=at.wall,
+            asked=digest(request),
+        )
+        return record, files
+
+    def _check_file(self, peer: Peer, file: _File) -> None:
+        asked = file.asked
+        if bool(asked.path) == bool(asked.sha256):
+            raise RequestError(file.field, "says a path and a SHA-256, or neither; accepted: one of the two")
+        if len(asked.path) > PATH_CHARACTERS_MAX:
+            reason = f"a path of {len(asked.path)} characters; accepted: {PATH_CHARACTERS_MAX}"
+            raise RequestError(file.field, reason)
+        if asked.sha256 and not SHA256.fullmatch(asked.sha256):
+            raise RequestError(file.field, f"{shown(asked.sha256)} is no SHA-256; accepted: 64 of 0-9 and a-f")
+        if asked.sha256 and not self._uploads.has(peer, asked.sha256):
+            raise RequestError(file.field, f"file {asked.sha256} isn't here; accepted: one that was uploaded before")
+
+    def _full(self, client: str) -> str:
+        """Why nobody may wait any more, or this client; empty: they may."""
+        config, own = self._at.config, self._at.waiting[client]
+        if self._at.waiting_total >= config.jobs_queued_max:
+            return f"{self._at.waiting_total} jobs wait already"
+        if own >= config.jobs_queued_per_client_max:
+            return f"{own} jobs of this client wait already"
+        return ""
+
+    def _refuse(self, peer: Peer, request: m.SubmitJob, failure: Failure) -> None:
+        """Nothing was begun yet."""
+        self._at.desk.count("jobs_refused", key=request.key, failure=failure.kind, reason=failure.message)
+        self._at.desk.send(peer, m.JobRefused(short(failure), shortened(request.key)))
+
+    # --- its files -----------------------------------------------------------------------------------------------------
+
+    def _go_on(self) -> None:
+        """Have the next thing looked at, unless something is; requests take turns."""
+        while self._active is None and self._waiting:
+            checking = self._waiting.popleft()
+            if checking.job.state == "checking":  # else it was cancelled
+                self._active = checking
+                self._look(checking)
+
+    def _look(self, checking: _Checking) -> None:
+        """Have the next thing of a request looked at, or say that all of it is right."""
+        job, shelf, record = checking.job, self._at.shelf, checking.job.record
+        if not checking.is_output_right:
+            shelf.ask(lambda ticket: CheckOutput(ticket, record.output, record.suffix), self._output_checked)
+            return
+        file = next((file for file in checking.files if not file.is_right), None)
+        if file is None:
+            self._active = None
+            media = {
+                name: self._stored(checking, name) for name in dict.fromkeys(f.wanted.name for f in checking.files)
+            }
+            job.handle(Checked(media))
+        elif file.stored is None:
+            shelf.begin_import()
+            shelf.ask(_importing(file, self._at.config.upload_bytes_max), self._imported)
+        else:
+            shelf.ask(_inspecting(file, file.stored), self._inspected)
+
+    def _stored(self, checking: _Checking, name: str) -> tuple[StoredFile, ...]:
+        return tuple(file.stored for file in checking.files if file.wanted.name == name and file.stored is not None)
+
+    def _output_checked(self, event: FileEvent) -> None:
+        checking = self._looked_at()
+        assert isinstance(event, FileDone), "an output was checked, and something else is said"
+        checking.is_output_right = True
+        self._next(checking, event.failure, "output")
+
+    def _imported(self, event: FileEvent) -> None:
+        checking = self._looked_at()
+        assert isinstance(event, FileDone), "a file was imported, and something else is said"
+        file = next(file for file in checking.files if not file.is_right)
+        failure = event.failure
+        if failure is None:
+            failure = self._keep_import(checking.job, file, StoredFile(event.sha256, event.nbytes))
+        self._at.shelf.end_import()
+        self._next(checking, failure, file.field)
+
+    def _keep_import(self, job: Job, file: _File, stored: StoredFile) -> Failure | None:
+        """Hold what came into the store, if there is room for it and somebody still wants it."""
+        shelf = self._at.shelf
+        is_new = shelf.find(stored.file) is None
+        has_room = not is_new or self._quota.make_room(stored.nbytes, "request")
+        shelf.hold(stored.file, stored.nbytes)
+        if job.state == "checking" and has_room:
+            job.request.files.append(stored)
+            file.stored = stored
+            return None
+        shelf.release(stored.file)
+        advice = self._at.config.retry_after_s
+        return Failure("overload", f"there is no room for its {stored.nbytes} bytes", retry_after_s=advice)
+
+    def _inspected(self, event: FileEvent) -> None:
+        checking = self._looked_at()
+        assert isinstance(event, FileDone), "a file was looked into, and something else is said"
+        file = next(file for file in checking.files if not file.is_right)
+        file.is_right = True
+        self._next(checking, event.failure, file.field)
+
+    def _looked_at(self) -> _Checking:
+        checking, self._active = self._active, None
+        assert checking is not None, "nobody asked for it"
+        return checking
+
+    def _next(self, checking: _Checking, failure: Failure | None, field: str) -> None:
+        """Go on with a request, after the others."""
+        if checking.job.state == "checking":
+            if failure is not None:
+                checking.job.handle(Refused(replace(failure, field=field)))
+            else:
+                self._waiting.append(checking)
+        self._go_on()
+
+    def _keep(self, job: Job, file: _File, sha256: str) -> None:
+        """Hold a file that is here already."""
+        shelved = self._at.shelf.find(sha256)
+        assert shelved is not None, "a file that isn't here"
+        file.stored = StoredFile(sha256, shelved.nbytes)
+        self._at.shelf.hold(sha256, shelved.nbytes)
+        job.request.files.append(file.stored)
+
+
+def digest(request: m.SubmitJob) -> str:
+    """What tells requests apart: their kind, their parameters and their files, as they were asked for."""
+    parameters = sorted((name, value) for name, value in request.parameters.items() if value is not None)
+    media = sorted((name, [(each.path, each.sha256) for each in files]) for name, files in request.media.items())
+    text = repr((request.kind, parameters, media))
+    return hashlib.blake2b(text.encode("utf-8", "backslashreplace"), digest_size=16).hexdigest()
+
+
+def _files(wanted: MediaInput, asked: tuple[Media, ...]) -> list[_File]:
+    one = wanted.most == 1
+    return [_File(wanted, wanted.name if one else f"{wanted.name}[{at}]", each) for at, each in enumerate(asked)]
+
+
+def _largest(request: m.SubmitJob) -> str:
+    """The field of a request that takes most of it."""
+    sizes = {name: len(str(value)) for name, value in request.parameters.items()}
+    sizes |= {name: sum(len(each.path) + len(each.sha256) for each in files) for name, files in request.media.items()}
+    return max(sizes, key=lambda name: sizes[name], default="parameters")
+
+
+def _importing(file: _File, nbytes_max: int) -> Callable[[int], ImportFile]:
+    return lambda ticket: ImportFile(ticket, file.asked.path, nbytes_max)
+
+
+def _inspecting(file: _File, stored: StoredFile) -> Callable[[int], InspectFile]:
+    return lambda ticket: InspectFile(ticket, stored.file, file.wanted)

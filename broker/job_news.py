@@ -1,0 +1,174 @@
+"""What clients are told of jobs: where one stands, when they ask or whenever that changes."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import TYPE_CHECKING
+
+from reelwire import messages as m
+from reelwire.messages import JobInfo
+
+from .job_states import ENDED
+from .peers import Peer
+
+if TYPE_CHECKING:
+    from .job_base import JobBase
+    from .job_desk import JobDesk
+
+WATCHES_PER_CLIENT_MAX = 1024
+POSITIONS_S = 0.2
+"""How often those who watch are told other positions at most: to find them all takes time in proportion to the queue."""
+ONE_BY_ONE_MAX = 8
+"""For more positions than these the whole queue is gone through once."""
+
+
+def info_of(at: JobDesk, job: JobBase, position: int | None = None) -> JobInfo:
+    """Where a job stands, as clients are told.
+
+    Args:
+        at: all jobs.
+        job: which.
+        position: how many jobs start before it, where that is known already.
+    """
+    record, pace, phase, now = job.record, job.pace, job.phase, at.wall
+    if position is None:
+        position = at.queue.position(job.id, at.rivals(record.kind)) if job.id in at.queue else 0
+    is_known, result = job.state in ENDED, record.result if job.state in ENDED else None
+    is_running = phase == "running"
+    waits_for = ""
+    if phase == "queued":
+        waits_for = "worker" if at.spec(record.kind) is None else "group"
+    elif is_running and pace.is_streaming:
+        waits_for = "streaming"
+    return JobInfo(
+        job=job.id,
+        kind=record.kind,
+        state=phase,
+        key=record.key,
+        client=record.client,
+        priority=record.priority,
+        position=position,
+        stage=pace.stage if is_running else "",
+        step=pace.step if is_running else 0,
+        steps=pace.steps if is_running else 0,
+        step_s=pace.step_s if is_running else 0.0,
+        left_s=pace.left_s if is_running else None,
+        attempt=record.attempt,
+        checkpoint_step=record.checkpoint_step,
+        waits_for=waits_for,
+        submitted_s=max(now - record.submitted_at, 0.0),
+        ended_s=max(now - (record.ended_at or now), 0.0) if is_known else None,
+        result_bytes=0 if result is None else result.nbytes,
+        result_sha256="" if result is None else result.file,
+        suffix=record.suffix,
+        facts=record.facts if is_known else {},
+        failure=record.failure if is_known else None,
+    )
+
+
+def positions_of(at: JobDesk, jobs: Collection[str]) -> Mapping[str, int]:
+    """How many jobs start before each of these, of those that wait."""
+    waiting = [job for job in jobs if job in at.queue]
+    rivals = {kind: at.rivals(kind) for kind in {at.jobs[job].record.kind for job in waiting}}
+    if len(waiting) <= ONE_BY_ONE_MAX:
+        return {job: at.queue.position(job, rivals[at.jobs[job].record.kind]) for job in waiting}
+    found: dict[str, int] = {}
+    for kinds in set(rivals.values()):
+        order = {job: place for place, job in enumerate(at.queue.order(kinds))}
+        found.update({job: order[job] for job in waiting if rivals[at.jobs[job].record.kind] == kinds})
+    return found
+
+
+class News:
+    """Who watches which jobs.
+
+    Args:
+        at: all jobs.
+    """
+
+    def __init__(self, at: JobDesk) -> None:
+        """Nobody watches."""
+        self._at = at
+        self._watchers: dict[str, dict[Peer, None]] = {}
+        self._watched: dict[Peer, dict[str, None]] = {}
+        self._told: dict[str, int] = {}
+        self._version = 0
+        self._looks_at = 0.0
+
+    def watch(self, peer: Peer, job: JobBase) -> bool:
+        """Tell a client where a job stands, now and whenever that changes until it ends; False: it watches too many."""
+        watched = self._watched.get(peer, {})
+        if job.id not in watched and len(watched) >= WATCHES_PER_CLIENT_MAX:
+            return False
+        info = info_of(self._at, job)
+        self._at.desk.send(peer, m.JobChanged(info))
+        if job.state not in ENDED:
+            self._watched.setdefault(peer, {})[job.id] = None
+            self._watchers.setdefault(job.id, {})[peer] = None
+            self._told.setdefault(job.id, info.position)
+        return True
+
+    def unwatch(self, peer: Peer, job: str) -> None:
+        """A client needn't be told any more; it needn't have been."""
+        watched = self._watched.get(peer, {})
+        if job not in watched:
+            return
+        del watched[job]
+        if not watched:
+            del self._watched[peer]
+        watchers = self._watchers[job]
+        del watchers[peer]
+        if not watchers:
+            del self._watchers[job], self._told[job]
+
+    def forget(self, job: JobBase) -> None:
+        """A job is about to be forgotten: who watches it is told of its end, if that is still to come."""
+        if job.id in self._told:
+            self._tell(job, 0)
+
+    def gone(self, peer: Peer) -> None:
+        """A client is gone."""
+        for job in list(self._watched.get(peer, ())):
+            self.unwatch(peer, job)
+
+    @property
+    def wake_at(self) -> float | None:
+        """When somebody is to be told of another position, in seconds."""
+        return self._looks_at if self._version != self._at.queue.version and self._told else None
+
+    def tell(self) -> None:
+        """Tell everybody what has changed, once for each job."""
+        at = self._at
+        changed, at.changed = at.changed, {}
+        if not self._told:
+            return
+        jobs = [job for job in changed if job in self._told]
+        if self._version != at.queue.version and at.desk.now >= self._looks_at:
+            self._version, self._looks_at = at.queue.version, at.desk.now + POSITIONS_S
+            positions = positions_of(at, self._told)
+            jobs += [job for job, place in positions.items() if place != self._told[job] and job not in changed]
+        else:
+            positions = positions_of(at, jobs)
+        for job in jobs:
+            self._tell(at.jobs[job], positions.get(job, 0))
+
+    def _tell(self, job: JobBase, position: int) -> None:
+        changed = m.JobChanged(info_of(self._at, job, position))
+        self._told[job.id] = position
+        for peer in list(self._watchers[job.id]):
+            self._at.desk.send(peer, changed)
+            if job.state in ENDED:
+                self.unwatch(peer, job.id)
+
+    def check(self) -> None:
+        """Assert the invariants."""
+        pairs = {(peer, job) for peer, jobs in self._watched.items() for job in jobs}
+        assert pairs == {(peer, job) for job, peers in self._watchers.items() for peer in peers}, "who watches what"
+        assert all(self._watched.values()), "somebody watches nothing"
+        assert set(self._watchers) == set(self._told), "positions of jobs that nobody watches"
+        for peer, jobs in self._watched.items():
+            assert not peer.gone, "somebody watches who is gone"
+            assert len(jobs) <= WATCHES_PER_CLIENT_MAX, "somebody watches too many jobs"
+        for job in self._watchers:
+            assert job in self._at.jobs, "a job is watched that isn't there"
+            assert self._at.jobs[job].state not in ENDED or job in self._at.changed, "an ended job is watched"

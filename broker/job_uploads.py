@@ -1,0 +1,153 @@
+"""Files that clients send for requests which they will submit.
+
+::
+
+    BeginUpload --UploadGrant (parts below)--> UploadPart ... --UploadGrant (more)--> ... --UploadStored
+                `---> UploadStored (it is here already)        `---> UploadRefused: nothing of it is kept
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+
+from reelwire import messages as m
+from reelwire.checks import shown
+from reelwire.messages import Failure
+
+from .desk import shortened
+from .job_desk import JobDesk, short
+from .job_files import SHA256
+from .job_incoming import Taker
+from .job_quota import Quota
+from .job_record import StoredFile
+from .peers import Peer
+
+NAME_CHARACTERS_MAX = 256
+
+
+class Uploads:
+    """Uploads that are on their way; those that are complete stand at the desk.
+
+    Args:
+        at: all jobs.
+        quota: makes room.
+    """
+
+    def __init__(self, at: JobDesk, quota: Quota) -> None:
+        """Start with none."""
+        self._at = at
+        self._quota = quota
+        self._coming: dict[Peer, dict[str, Taker]] = {}
+
+    def has(self, peer: Peer, file: str) -> bool:
+        """Whether a client may refer to a file: it has uploaded it, or a job needs it."""
+        shelved = self._at.shelf.find(file)
+        if shelved is None:
+            return False
+        return shelved.jobs > 0 or any(stored.file == file for stored in self._at.uploads.get(peer, {}).values())
+
+    def begin(self, peer: Peer, message: m.BeginUpload, *, draining: bool) -> None:
+        """Say how much of a file may come, or why it may not."""
+        at, name = self._at, message.upload
+        if name in self._coming.get(peer, {}) or name in at.uploads.get(peer, {}):
+            self._drop(peer, name)
+            reason = "another upload of this client had that name; accepted: one that is new"
+            self._refuse(peer, name, Failure("request", reason, field=message.field))
+            return
+        failure = self._objection(peer, message, draining=draining)
+        if failure is not None:
+            self._refuse(peer, name, replace(failure, field=message.field))
+        elif self.has(peer, message.sha256):
+            at.shelf.hold(message.sha256, message.nbytes, "upload")
+            self._stored(peer, name, StoredFile(message.sha256, message.nbytes))
+        else:
+            self._receive(peer, message)
+
+    def part(self, peer: Peer, message: m.UploadPart) -> None:
+        """Take a part in; those of an upload that was refused may still come for a while."""
+        if not self._at.incoming.part(peer, message.upload, message.index, message.data):
+            self._at.desk.count("parts_of_no_upload", peer=peer.name)
+
+    def gone(self, peer: Peer) -> None:
+        """A client is gone, and with it what no job needs."""
+        for name in [*self._coming.get(peer, {}), *self._at.uploads.get(peer, {})]:
+            self._drop(peer, name)
+
+    def check(self) -> Counter[str]:
+        """Assert the invariants; how often uploads hold each file."""
+        at = self._at
+        for peer, takers in self._coming.items():
+            assert takers, "a client that sends nothing"
+            for name, taker in takers.items():
+                assert (peer, name) in at.incoming, "an upload that isn't received"
+                assert taker.receiving.by == "upload", "an upload that is kept as something else"
+        for peer in {*self._coming, *at.uploads}:
+            assert not peer.gone, "files of somebody who is gone"
+            assert self._count(peer) <= at.config.uploads_per_client_max, "too many uploads"
+        assert all(at.uploads.values()), "a client without an upload"
+        return Counter(stored.file for files in at.uploads.values() for stored in files.values())
+
+    def _objection(self, peer: Peer, message: m.BeginUpload, *, draining: bool) -> Failure | None:
+        at, config, nbytes = self._at, self._at.config, message.nbytes
+        if draining:
+            return Failure("shutdown", "the broker stops")
+        if not 0 < len(message.upload) <= NAME_CHARACTERS_MAX:
+            reason = f"an upload's name has {len(message.upload)} characters; accepted: 1 to {NAME_CHARACTERS_MAX}"
+            return Failure("request", reason)
+        if not SHA256.fullmatch(message.sha256):
+            reason = f"{shown(message.sha256)} is no SHA-256; accepted: 64 of 0-9 and a-f"
+            return Failure("request", reason)
+        if not 0 <= nbytes <= config.upload_bytes_max:
+            return Failure("request", f"has {nbytes} bytes; accepted: 0 to {config.upload_bytes_max}")
+        if self._count(peer) >= config.uploads_per_client_max:
+            reason = f"the client has {self._count(peer)} uploads already that are part of no job"
+            return Failure("overload", reason, retry_after_s=config.retry_after_s)
+        shelved = at.shelf.find(message.sha256) if self.has(peer, message.sha256) else None
+        if shelved is not None:
+            if shelved.nbytes == nbytes:
+                return None
+            return Failure("request", f"has {nbytes} bytes, and {shelved.nbytes} by its SHA-256")
+        if not self._quota.make_room(nbytes, "request"):
+            return Failure("overload", f"there is no room for {nbytes} bytes", retry_after_s=config.retry_after_s)
+        return None
+
+    def _count(self, peer: Peer) -> int:
+        return len(self._coming.get(peer, ())) + len(self._at.uploads.get(peer, ()))
+
+    def _receive(self, peer: Peer, message: m.BeginUpload) -> None:
+        name, what, field = message.upload, (message.sha256, message.nbytes), message.field
+
+        def grant(_first: int, below: int) -> None:
+            self._at.desk.send(peer, m.UploadGrant(name, below))
+
+        def done(failure: Failure | None) -> None:
+            takers = self._coming[peer]
+            del takers[name]
+            if not takers:
+                del self._coming[peer]
+            if failure is None:
+                self._stored(peer, name, StoredFile(*what))
+            else:
+                self._refuse(peer, name, replace(failure, field=field))
+
+        taker = self._at.incoming.begin((peer, name), what, "upload", grant, done)
+        self._coming.setdefault(peer, {})[name] = taker
+
+    def _stored(self, peer: Peer, name: str, stored: StoredFile) -> None:
+        self._at.uploads.setdefault(peer, {})[name] = stored
+        self._at.desk.send(peer, m.UploadStored(name))
+
+    def _refuse(self, peer: Peer, name: str, failure: Failure) -> None:
+        self._at.desk.count("uploads_refused", peer=peer.name, reason=failure.message)
+        self._at.desk.send(peer, m.UploadRefused(shortened(name), short(failure)))
+
+    def _drop(self, peer: Peer, name: str) -> None:
+        takers = self._coming.get(peer, {})
+        taker = takers.pop(name, None)
+        if taker is not None:
+            self._at.incoming.drop(taker)
+            if not takers:
+                del self._coming[peer]
+        if name in self._at.uploads.get(peer, {}):
+            self._at.drop_upload(peer, name)
