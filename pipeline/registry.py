@@ -6,6 +6,8 @@
     path/to/file.py:object     a `Pipeline`, or a callable that gives one when it is called with the options
     package.module:object      the same
 
+Kinds of jobs are named in the same way (`load_jobs`): there the object is a `job.JobPipeline`.
+
 Options come from a command line, so their values are texts. Loading a reference runs its code: it is as trusted as the
 command line that names it.
 """
@@ -17,12 +19,14 @@ import importlib.util
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast, get_args
 
+from reelwire.job_spec import JobSpec, validate_job
 from reelwire.spec import RequestError, SpecError, StreamSpec, validate
 
+from .job import JobPipeline
 from .stage import Pipeline
 
 if TYPE_CHECKING:
@@ -62,17 +66,27 @@ def load(
     Raises:
         RequestError: there is no such pipeline, or it doesn't take these options; the message says what is accepted.
     """
-    options = {} if options is None else options
-    built_in = {**BUILT_IN, **(more or {})}
-    accepted = _FORMS.format(", ".join(built_in))
-    place, colon, name = reference.rpartition(":")
-    if not colon:
-        if reference not in built_in:
-            raise RequestError("pipeline", f"there is no {reference!r}; accepted: {accepted}")
-        return built_in[reference](options)
-    if not place or not name:
-        raise RequestError("pipeline", f"{reference!r} is incomplete; accepted: {accepted}")
-    return _checked(reference, _made(reference, _object(place, name), options))
+    made = _named("pipeline", reference, {} if options is None else options, {**BUILT_IN, **(more or {})}, _PIPELINE)
+    return cast(Pipeline, made)
+
+
+def load_jobs(
+    reference: str,
+    options: Mapping[str, str] | None = None,
+    more: Mapping[str, Callable[[Mapping[str, str]], JobPipeline]] | None = None,
+) -> JobPipeline:
+    """The kinds of jobs that a reference names, checked, with no weights loaded yet.
+
+    Args:
+        reference: see the module's docstring.
+        options: what they are made with; a ready object takes none.
+        more: built-in names beside `BUILT_IN_JOBS`, and what makes them: those of whoever asks.
+
+    Raises:
+        RequestError: of the field ``jobs``, or of an option: there is no such thing, or it doesn't take these options.
+    """
+    made = _named("jobs", reference, {} if options is None else options, {**BUILT_IN_JOBS, **(more or {})}, _JOBS)
+    return cast(JobPipeline, made)
 
 
 def _world(options: Mapping[str, str]) -> Pipeline:
@@ -120,6 +134,43 @@ def _world_config(options: Mapping[str, str]) -> WorldConfig:
 
 BUILT_IN: Mapping[str, Callable[[Mapping[str, str]], Pipeline]] = {"world": _world}
 """Name of a built-in pipeline -> what makes it from its options."""
+BUILT_IN_JOBS: Mapping[str, Callable[[Mapping[str, str]], JobPipeline]] = {}
+"""Name of built-in kinds of jobs -> what makes them from their options."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    """What a reference is to name.
+
+    Attributes:
+        words: what it is called.
+        members: what it must have.
+        fits: whether an object is one.
+        check: raises a SpecError when it contradicts itself.
+    """
+
+    words: str
+    members: str
+    fits: Callable[[Any], bool]
+    check: Callable[[Any], None]
+
+
+def _named(
+    field: str,
+    reference: str,
+    options: Mapping[str, str],
+    built_in: Mapping[str, Callable[[Mapping[str, str]], Any]],
+    wanted: _Wanted,
+) -> Any:
+    accepted = _FORMS.format(", ".join(built_in) or "none")
+    place, colon, name = reference.rpartition(":")
+    if not colon:
+        if reference not in built_in:
+            raise RequestError(field, f"there is no {reference!r}; accepted: {accepted}")
+        return built_in[reference](options)
+    if not place or not name:
+        raise RequestError(field, f"{reference!r} is incomplete; accepted: {accepted}")
+    return _checked(field, reference, _made(field, reference, _object(field, place, name), options, wanted), wanted)
 
 
 def _check_installed(reference: str, packages: Sequence[str]) -> None:
@@ -146,22 +197,22 @@ def _switch(name: str, text: str) -> bool:
     return truth[text]
 
 
-def _object(place: str, name: str) -> Any:
+def _object(field: str, place: str, name: str) -> Any:
     if not place.endswith(".py") and (os.sep in place or Path(place).is_file()):
-        raise RequestError("pipeline", f"{place} is no Python file; accepted: a path that ends in .py")
-    module = _from_file(Path(place)) if place.endswith(".py") else _from_module(place)
+        raise RequestError(field, f"{place} is no Python file; accepted: a path that ends in .py")
+    module = _from_file(field, Path(place)) if place.endswith(".py") else _from_module(field, place)
     found = module
     for part in name.split("."):
         if not hasattr(found, part):
             public = ", ".join(sorted(key for key in vars(module) if not key.startswith("_"))) or "nothing"
-            raise RequestError("pipeline", f"{place} has no {name!r}; it has: {public}")
+            raise RequestError(field, f"{place} has no {name!r}; it has: {public}")
         found = getattr(found, part)
     return found
 
 
-def _from_file(path: Path) -> Any:
+def _from_file(field: str, path: Path) -> Any:
     if not path.is_file():
-        raise RequestError("pipeline", f"{path} is not a file; accepted: the path of a Python file that is there")
+        raise RequestError(field, f"{path} is not a file; accepted: the path of a Python file that is there")
     name = f"reelwire_pipeline_{path.stem}"
     found = importlib.util.spec_from_file_location(name, path.resolve())
     assert found is not None
@@ -172,47 +223,45 @@ def _from_file(path: Path) -> Any:
         found.loader.exec_module(module)
     except Exception as error:
         del sys.modules[name]
-        raise RequestError("pipeline", f"{path} can't be run: {type(error).__name__}: {error}") from error
+        raise RequestError(field, f"{path} can't be run: {type(error).__name__}: {error}") from error
     return module
 
 
-def _from_module(name: str) -> Any:
+def _from_module(field: str, name: str) -> Any:
     try:
         return importlib.import_module(name)
     except Exception as error:
-        raise RequestError("pipeline", f"{name} can't be imported: {type(error).__name__}: {error}") from error
+        raise RequestError(field, f"{name} can't be imported: {type(error).__name__}: {error}") from error
 
 
-def _made(reference: str, found: Any, options: Mapping[str, str]) -> Any:
-    if not isinstance(found, type) and _is_pipeline(found):
+def _made(field: str, reference: str, found: Any, options: Mapping[str, str], wanted: _Wanted) -> Any:
+    if not isinstance(found, type) and wanted.fits(found):
         if options:
-            raise RequestError(min(options), f"{reference} is a ready pipeline; accepted: no options")
+            raise RequestError(min(options), f"{reference} is a ready {wanted.words.lower()}; accepted: no options")
         return found
     if not callable(found):
         raise RequestError(
-            "pipeline", f"{reference} is {_kind(found)}; accepted: a Pipeline or a callable that gives one"
+            field, f"{reference} is {_kind(found)}; accepted: a {wanted.words} or a callable that gives one"
         )
     try:
         return found(**options)
     except TypeError as error:
         given = ", ".join(options) or "none"
-        raise RequestError("pipeline", f"{reference} doesn't take these options ({given}): {error}") from error
+        raise RequestError(field, f"{reference} doesn't take these options ({given}): {error}") from error
 
 
-def _checked(reference: str, made: Any) -> Pipeline:
-    if not _is_pipeline(made):
-        raise RequestError(
-            "pipeline", f"{reference} gives {_kind(made)}; accepted: an object with spec, array_library and build"
-        )
+def _checked(field: str, reference: str, made: Any, wanted: _Wanted) -> Any:
+    if not wanted.fits(made):
+        raise RequestError(field, f"{reference} gives {_kind(made)}; accepted: an object with {wanted.members}")
     if made.array_library not in ("numpy", "torch"):
-        raise RequestError("pipeline", f"{reference}: array_library is {made.array_library!r}; accepted: numpy, torch")
+        raise RequestError(field, f"{reference}: array_library is {made.array_library!r}; accepted: numpy, torch")
     if made.array_library == "torch":
         _check_installed(reference, ("torch",))
     try:
-        validate(made.spec)
+        wanted.check(made)
     except SpecError as error:
-        raise RequestError("pipeline", f"{reference}: {error}") from error
-    return cast(Pipeline, made)
+        raise RequestError(field, f"{reference}: {error}") from error
+    return made
 
 
 def _is_pipeline(value: Any) -> bool:
@@ -221,6 +270,36 @@ def _is_pipeline(value: Any) -> bool:
         and hasattr(value, "array_library")
         and callable(getattr(value, "build", None))
     )
+
+
+def _does_jobs(value: Any) -> bool:
+    kinds = getattr(value, "jobs", None)
+    return (
+        isinstance(kinds, tuple)
+        and all(isinstance(kind, JobSpec) for kind in kinds)
+        and hasattr(value, "array_library")
+        and callable(getattr(value, "check_group", None))
+        and callable(getattr(value, "build", None))
+    )
+
+
+def _check_stream(made: Any) -> None:
+    validate(made.spec)
+
+
+def _check_kinds(made: Any) -> None:
+    names = [spec.name for spec in made.jobs]
+    if not names:
+        raise SpecError("there is no kind of job")
+    for name in names:
+        if names.count(name) > 1:
+            raise SpecError(f"two kinds of jobs are called {name!r}")
+    for spec in made.jobs:
+        validate_job(spec)
+
+
+_PIPELINE = _Wanted("Pipeline", "spec, array_library and build", _is_pipeline, _check_stream)
+_JOBS = _Wanted("JobPipeline", "jobs, array_library, check_group and build", _does_jobs, _check_kinds)
 
 
 def _kind(value: Any) -> str:

@@ -29,8 +29,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from reelwire.errors import RequestError
-from reelwire.pipeline.stage import Initialized, Stage, StageResult, Values
+from reelwire.pipeline.stage import Initialized, Ranks, Stage, StageResult, Values
 from reelwire.spec import Edge, Parameter, Prefetch, StageSpec, StreamSpec
+
+from .collectives import gather_numbers
 
 Refill = Literal["after_stage", "with_control", "never"]
 
@@ -89,6 +91,7 @@ class EmulatedPipeline:
     """Serves the stream of an `Emulation`."""
 
     array_library: Literal["numpy", "torch"] = "numpy"
+    parallel_stages: tuple[str, ...] = ("denoise",)
 
     def __init__(self, options: Emulation) -> None:
         """Nothing is built yet."""
@@ -97,10 +100,19 @@ class EmulatedPipeline:
 
     def build(self, stage: str, device: str) -> Stage:
         """Make a stage; it knows no device but the CPU."""
-        if device != "cpu":
-            raise RequestError("device", f"{device!r} is not accepted by the emulated pipeline; accepted: cpu")
+        check_device(device)
         made: dict[str, type[_Stage]] = {"encode": _Encode, "denoise": _Denoise, "decode": _Decode}
         return made[stage](self.options)
+
+    def check_group(self, world: int) -> None:
+        """Any number of ranks will do."""
+
+    def build_parallel(self, stage: str, device: str, ranks: Ranks) -> Stage:
+        """Make the stage that all ranks of a group compute; each takes its time, and then waits for the others."""
+        check_device(device)
+        if stage not in self.parallel_stages:
+            raise RequestError("stage", f"{stage!r} is not accepted; accepted: {', '.join(self.parallel_stages)}")
+        return _Denoise(self.options, ranks)
 
 
 def pipeline(**given: str) -> EmulatedPipeline:
@@ -116,6 +128,16 @@ def pipeline(**given: str) -> EmulatedPipeline:
             raise RequestError(name, f"unknown option of 'emulated'; accepted: {', '.join(kinds)}")
         values[name] = _value(name, text, kinds[name])
     return EmulatedPipeline(Emulation(**values))
+
+
+def check_device(device: str) -> None:
+    """Check that it is one on which nothing is computed.
+
+    Raises:
+        RequestError: it isn't.
+    """
+    if device != "cpu":
+        raise RequestError("device", f"{device!r} is not accepted by the emulated pipeline; accepted: cpu")
 
 
 def emulated_spec(options: Emulation) -> StreamSpec:
@@ -279,9 +301,27 @@ class _Encode(_Stage):
 
 
 class _Denoise(_Stage):
-    """Applies the control: its trail goes on from chunk to chunk, as a key/value cache does."""
+    """Applies the control: its trail goes on from chunk to chunk, as a key/value cache does.
+
+    In a group every rank has the whole trail, and a chunk is done when the trails of all have been seen to be the same.
+    """
 
     name = "denoise"
+
+    def __init__(self, options: Emulation, ranks: Ranks | None = None) -> None:
+        super().__init__(options)
+        self._ranks = ranks
+
+    def run(
+        self, session: str, index: int, inputs: Mapping[str, Values], *, is_first: bool, is_last: bool
+    ) -> StageResult:
+        """Make a chunk, and give it out when the others have theirs."""
+        result = super().run(session, index, inputs, is_first=is_first, is_last=is_last)
+        if self._ranks is not None:
+            trails = set(gather_numbers(self._ranks, self._trails[session]))
+            if len(trails) > 1:
+                raise RuntimeError(f"the ranks of the group made {len(trails)} chunks {index} in place of one")
+        return result
 
     def _make(self, session: str, index: int, inputs: Mapping[str, Values]) -> StageResult:
         condition, control = inputs["condition"], inputs["control"]

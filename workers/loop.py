@@ -7,6 +7,8 @@ another thread; whatever else it has to say, and whatever comes while there is s
 The loop blocks on descriptors alone, because to poll a socket is to use it. The socket's own becomes readable only when
 something has changed since the last use, of whatever sort, so whoever used it looks in the end whether there is something
 left to do (`_left`), still under the lock: the loop doesn't wait then, and others wake it.
+
+A rank of a group, and a worker that does jobs, has a `group_loop.Together` beside the threads of its stages.
 """
 
 from __future__ import annotations
@@ -19,24 +21,24 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from typing import assert_never
 
 import structlog
 import zmq
 
-import reelwire
 from reelwire import wire
 from reelwire.errors import ConfigError, VersionMismatch, WireError
-from reelwire.messages import Goodbye, Heartbeat, MemoryProbed, TaskDone, WorkerMessage
+from reelwire.messages import FileGone, FilePart, Goodbye, Heartbeat, MemoryProbed, TaskDone, WorkerMessage
 from reelwire.wake import Wake
 
-from .actions import AbandonMemory, Action, AnswerProbe, Connect, Log, Ready, Run, Send, SetLimits, Stop, TakeBack
+from .actions import AbandonMemory, AnswerProbe, Connect, Log, Ready, Run, Send, SetLimits, Stop, TakeBack
 from .config import WorkerConfig
 from .core import WorkerCore
-from .events import Event, Finished, Malformed, OutboxFull, Received, ShutdownRequested, Started, Tick
+from .events import Finished, Malformed, OutboxFull, Received, ShutdownRequested, Started, Tick
+from .group_events import AnyAction, AnyEvent, GroupEvent, OrderDone, OrderReport
+from .group_loop import Together, core_of
 from .memory import SharedMemory
 from .outbox import Frames, Outbox, Tracker
-from .runner import StageThread, load, package_versions, threads_for
+from .runner import StageThread, load, load_jobs, threads_for, together
 from .supervisor import die_with_parent
 
 RECEIVES_PER_TURN_MAX = 256
@@ -88,34 +90,46 @@ def run(config: WorkerConfig, on_ready: Callable[[str], None]) -> int:
 class _Loop:
     def __init__(self, config: WorkerConfig, on_ready: Callable[[str], None], memory: SharedMemory) -> None:
         pipeline = load(config.pipeline, config.options, config.stages)
+        jobs = load_jobs(config.jobs, config.job_options) if config.jobs else None
+        grouped = together(config, pipeline, jobs)
         self.wake = Wake()
         self._config = config
         self._memory = memory
         self._on_ready = on_ready
         self._log = structlog.get_logger().bind(worker=config.name)
-        self._core = WorkerCore(config, pipeline.spec, reelwire.__version__, package_versions(), memory.offer)
+        self._core = core_of(config, pipeline, jobs, grouped, memory)
         self._lock = threading.Lock()
-        self._reports: queue.SimpleQueue[Finished] = queue.SimpleQueue()
-        self._broken: BaseException | None = None  # what a stage's thread ran into while it had the lock
+        self._reports: queue.SimpleQueue[Finished | GroupEvent] = queue.SimpleQueue()
+        self._broken: BaseException | None = None  # what another thread ran into, with the lock or without
         self._context = zmq.Context()
         self._socket: zmq.Socket[bytes] | None = None
+        self._connection = 0  # counts them
         self._poller = zmq.Poller()
         self._poller.register(self.wake.fileno(), zmq.POLLIN)
         self._descriptor = -1  # the socket's
         self._outbox = Outbox(self._try_send)
         self._linger_ms = 0
         self._exit_code: int | None = None
-        threads = threads_for(config.threads, len(self._core.actors))
+        actors = self._core.actors if isinstance(self._core, WorkerCore) else {}
+        own = [stage for stage in actors if stage not in grouped]
+        threads = threads_for(config.threads, len(own) + bool(grouped or jobs))
         self._threads = {
             stage: StageThread(pipeline, stage, config.device, threads, self._post, config.cache_bytes_max, memory)
-            for stage in self._core.actors
+            for stage in own
         }
+        self._together: Together | None = None
+        if config.group or jobs is not None:
+            self._together = Together(
+                config, pipeline, grouped, jobs, threads, self._context, self._poller, memory, self
+            )
 
     def serve(self) -> int:
         if self._memory.problem:
             self._log.warning("no_shared_memory", reason=self._memory.problem)
         if self._memory.reaped:
             self._log.info("shared_memory_reaped", owners=", ".join(self._memory.reaped))
+        if self._together is not None and self._together.reaped:
+            self._log.info("files_reaped", owners=", ".join(self._together.reaped))
         with self._lock:
             self._handle(Started(time.monotonic()))
             self._outbox.flush()
@@ -134,16 +148,48 @@ class _Loop:
             thread.stop()
         until = time.monotonic() + JOIN_LIMIT_S
         hung = [name for name, thread in self._threads.items() if not thread.join(max(0.0, until - time.monotonic()))]
+        if self._together is not None:
+            hung += self._together.close(max(0.0, until - time.monotonic()))
         if self._socket is not None:
             self._socket.close(linger=self._linger_ms)
         self._context.term()
         self.wake.close()
         return hung
 
+    def post(self, event: GroupEvent) -> None:
+        """Something has happened on another thread of the group's."""
+        self._reports.put(event)
+        self.wake.set()
+
+    def broken(self, error: BaseException) -> None:
+        """A fault of ours on another thread: the process ends with it."""
+        self._broken = error
+        self.wake.set()
+
+    def say(self, connection: int, attachment: int, message: FilePart | FileGone) -> bool:
+        """Tell the broker something from another thread, unless the connection is another one by now: False then."""
+        with self._lock:
+            if connection != self._connection or self._socket is None or self._exit_code is not None:
+                return False
+            self._outbox.put(attachment, wire.pack(message))
+            self._outbox.flush()
+            left = self._left()
+        if left:
+            self.wake.set()
+        return True
+
+    def report(self, report: OrderReport) -> None:
+        """Take a report, on the group's thread."""
+        self._take(OrderDone(time.monotonic(), report), is_small=True)
+
     def _post(self, report: Finished) -> None:
         """Take a report, on its stage's thread."""
+        self._take(report, is_small=isinstance(report.reply, TaskDone) and self._socket is not None)
+
+    def _take(self, report: Finished | OrderDone, *, is_small: bool) -> None:
+        """Take a report on the thread that makes it; `is_small`: all that comes of it are messages and jobs."""
         with self._lock:
-            if self._can_pass_on(report):
+            if is_small and self._can_pass_on():
                 try:
                     self._pass_on(report)
                     if self._exit_code is None and not self._left() and not self._is_full():
@@ -154,22 +200,24 @@ class _Loop:
                 self._reports.put(report)
         self.wake.set()
 
-    def _can_pass_on(self, report: Finished) -> bool:
-        """Whether a report needs nothing of the loop: all that comes of a result are messages and jobs.
+    def _can_pass_on(self) -> bool:
+        """Whether a report needs nothing of the loop.
 
         Keys that are there are read first: a chunk that begins now takes the newest.
         """
-        if not isinstance(report.reply, TaskDone) or self._socket is None:
-            return False
         if self._exit_code is not None or self._broken is not None:  # the loop may be closing the socket
             return False
         return self._reports.empty() and not self._left() & _IN
 
-    def _pass_on(self, report: Finished) -> None:
-        for action in self._core.reported(report):
-            if isinstance(action, Run):
-                self._outbox.flush()  # or another thread would take the interpreter before the result has left
-            self._perform(action)
+    def _pass_on(self, report: Finished | GroupEvent) -> None:
+        if not isinstance(report, Finished):
+            self._handle(report)
+        else:
+            assert isinstance(self._core, WorkerCore), "a rank has no stages of its own"
+            for action in self._core.reported(report):
+                if isinstance(action, Run):
+                    self._outbox.flush()  # or another thread would take the interpreter before the result has left
+                self._perform(action)
         self._outbox.flush()
 
     def _wait(self) -> tuple[bool, bool]:
@@ -184,9 +232,10 @@ class _Loop:
 
     def _left(self) -> int:
         """What there is to do with the socket now; to be asked after any use of it, as its descriptor may not tell again."""
+        left = _IN if self._together is not None and self._together.readable else 0
         if self._socket is None:
-            return 0
-        return int(self._socket.getsockopt(zmq.EVENTS)) & (_IN | _OUT if self._outbox.blocked else _IN)
+            return left
+        return left | int(self._socket.getsockopt(zmq.EVENTS)) & (_IN | _OUT if self._outbox.blocked else _IN)
 
     def _is_full(self) -> bool:
         return self._outbox.nbytes > self._config.outbox_bytes_max
@@ -200,6 +249,9 @@ class _Loop:
             for _ in range(self.wake.clear()):
                 self._handle(ShutdownRequested(time.monotonic()))
         drained = self._receive() if readable else True
+        if self._together is not None:
+            for event in self._together.receive():
+                self._handle(event)
         if woken:
             while not self._reports.empty():
                 self._pass_on(self._reports.get_nowait())
@@ -229,11 +281,14 @@ class _Loop:
                     self._handle(Received(now, envelope.attachment, message))
         return False
 
-    def _handle(self, event: Event) -> None:
+    def _handle(self, event: AnyEvent) -> None:
         for action in self._core.handle(event):
             self._perform(action)
+        if self._together is not None:
+            for inner in self._together.happened():
+                self._handle(inner)
 
-    def _perform(self, action: Action) -> None:
+    def _perform(self, action: AnyAction) -> None:
         match action:
             case Run():  # the first: a stage waits
                 self._threads[action.stage].submit(action.job)
@@ -248,6 +303,8 @@ class _Loop:
                 self._outbox.limits = action.limits
                 for thread in self._threads.values():
                     thread.limits = action.limits
+                if self._together is not None:
+                    self._together.set_limits(action.limits)
             case AnswerProbe():
                 self._perform(Send(action.attachment, MemoryProbed(action.owner, self._memory.probe(action.owner))))
             case TakeBack():
@@ -264,13 +321,15 @@ class _Loop:
                 if action.exit_code:  # whoever started the command reads a sentence, not the log
                     sys.stderr.write(f"reelwire: {action.reason}\n")
             case _:
-                assert_never(action)
+                assert self._together is not None, "a group's action, and there is no group"
+                self._together.perform(action, self._connection)
 
     def _connect(self) -> None:
         if self._socket is not None:
             self._poller.unregister(self._descriptor)
             self._socket.close(linger=0)
         self._outbox.clear()
+        self._connection += 1
         self._socket = self._context.socket(zmq.DEALER)
         self._socket.sndhwm = SEND_QUEUE_MESSAGES_MAX
         self._socket.maxmsgsize = self._config.frame_bytes_max

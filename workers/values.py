@@ -76,6 +76,21 @@ def to_artifact(values: Mapping[str, Any], take: Take | None = None) -> Artifact
     return Artifact(plain, arrays)
 
 
+def inlined(artifact: Artifact, view: View) -> Artifact:
+    """The same with copies of all that stands in shared memory.
+
+    Raises:
+        MemoryLostError: a tensor isn't there any more.
+    """
+    if artifact.is_inline:
+        return artifact
+    tensors_ = {
+        name: replace(ref, place=Inline(bytes(view(ref.place, ref.nbytes)))) if isinstance(ref.place, Shared) else ref
+        for name, ref in artifact.tensors.items()
+    }
+    return Artifact(artifact.values, tensors_)
+
+
 def to_facts(values: Mapping[str, Any]) -> dict[str, Plain]:
     """Named values, each in plain types.
 

@@ -36,7 +36,7 @@ from reelwire.messages import (
 )
 from reelwire.workers.config import WorkerConfig
 from reelwire.workers.loop import _Loop, run
-from reelwire.workers.runner import StageThread
+from reelwire.workers.stage_work import StageWork
 
 PIPELINE = f"{Path(__file__).parent / 'numpy_pipeline.py'}:build"
 LIMIT_S = 30.0
@@ -236,7 +236,7 @@ def inside(broker: Any) -> Iterator[Future[int]]:
 def test_a_result_does_not_wait_for_the_loop(broker: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its stage's own thread sends it, while the one that waits for the broker does nothing."""
     still, go_on = threading.Event(), threading.Event()
-    wait, do = _Loop._wait, StageThread._do
+    wait, do = _Loop._wait, StageWork.do
 
     def wait_longer(self: Any) -> Any:
         job = self._core.actors["draw"].running
@@ -251,7 +251,7 @@ def test_a_result_does_not_wait_for_the_loop(broker: Any, monkeypatch: pytest.Mo
         return report
 
     monkeypatch.setattr(_Loop, "_wait", wait_longer)
-    monkeypatch.setattr(StageThread, "_do", do_then)
+    monkeypatch.setattr(StageWork, "do", do_then)
     with inside(broker) as ended:
         broker.expect(TaskStarted)
         assert broker.expect(TaskDone).index == 0
@@ -267,7 +267,7 @@ def test_what_goes_wrong_with_a_result_ends_the_worker(broker: Any, monkeypatch:
     def broken(*_: object) -> NoReturn:
         raise ZeroDivisionError
 
-    monkeypatch.setattr(StageThread, "_pack", broken)
+    monkeypatch.setattr(StageWork, "_pack", broken)
     with inside(broker) as ended, pytest.raises(ZeroDivisionError):
         ended.result(LIMIT_S)
 

@@ -1,0 +1,116 @@
+"""The processes of a group's other ranks, as far as they are on this machine: seen when they end, and killed for certain.
+
+A pidfd stands for one process and never for another that is given its number later. Where there are none (macOS), and
+for processes of other machines, nothing is seen here, and the silence at the broker has to say it.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import socket
+import sys
+from collections.abc import Iterable, Mapping
+from functools import cache
+from pathlib import Path
+from typing import cast
+
+from reelwire.errors import ConfigError
+from reelwire.messages import Member
+
+
+@cache
+def this_machine() -> str:
+    """Tells this machine, with the process ids and the network that are seen from here, from others; empty: unknown."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text("ascii").strip()
+        spaces = [Path(f"/proc/self/ns/{kind}").stat().st_ino for kind in ("pid", "net")]
+    except OSError:
+        return ""
+    return ":".join((boot, *map(str, spaces)))
+
+
+def is_local(members: Iterable[Member]) -> bool:
+    """Whether all ranks of a group are on this machine."""
+    here = this_machine()
+    return bool(here) and all(member.machine == here for member in members)
+
+
+def address_of(host: str) -> str:
+    """The numeric address of a host; ZeroMQ and sockets bind to nothing else.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    try:
+        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    except OSError as error:
+        reason = f"{host!r} has no address ({error.strerror}); accepted: an address or a name of this machine"
+        raise ConfigError("group_host", reason) from error
+    return cast("str", found[0][4][0])
+
+
+class Fellows:
+    """Watches the other ranks of a group.
+
+    Args:
+        members: all ranks.
+        rank: which of them this process is.
+    """
+
+    def __init__(self, members: Iterable[Member], rank: int) -> None:
+        """Open what can be opened; whoever has ended already is told of by `ended`."""
+        self._open: dict[int, int] = {}
+        self._gone: list[int] = []
+        here = this_machine()
+        if not here or sys.platform != "linux" or not hasattr(os, "pidfd_open"):
+            return
+        for member in members:
+            if member.rank == rank or member.machine != here or member.pid <= 0:
+                continue
+            try:
+                self._open[member.rank] = os.pidfd_open(member.pid)
+            except ProcessLookupError:
+                self._gone.append(member.rank)
+            except OSError:  # an old kernel, or no descriptors left: the broker will notice
+                continue
+
+    @property
+    def descriptors(self) -> Mapping[int, int]:
+        """Rank to the descriptor that becomes readable when its process ends."""
+        return self._open
+
+    def ended(self) -> list[int]:
+        """Ranks whose process has ended; each is told of once, and its descriptor closed."""
+        gone, self._gone = self._gone, []
+        if self._open:
+            poll = select.poll()
+            ranks = {descriptor: rank for rank, descriptor in self._open.items()}
+            for descriptor in ranks:
+                poll.register(descriptor, select.POLLIN)
+            for descriptor, _ in poll.poll(0):
+                gone.append(ranks[descriptor])
+                os.close(self._open.pop(ranks[descriptor]))
+        return gone
+
+    def kill(self, ranks: Iterable[int]) -> list[int]:
+        """SIGKILL processes of these ranks; those that were there to be killed. One that is stopped dies as well."""
+        killed = []
+        for rank in ranks:
+            descriptor = self._open.get(rank)
+            if descriptor is None or sys.platform != "linux":
+                continue
+            try:
+                signal.pidfd_send_signal(descriptor, signal.SIGKILL)
+            except OSError:  # it has ended just now, or isn't ours to kill
+                continue
+            killed.append(rank)
+        return killed
+
+    def close(self) -> None:
+        """Watch nobody any more."""
+        for descriptor in self._open.values():
+            os.close(descriptor)
+        self._open.clear()
+        self._gone.clear()
