@@ -148,14 +148,11 @@ class ReadPart:
 class RemoveFile:
     """Remove a file from the store; nothing is answered.
 
-    Attributes:
-        file: which.
-        heard: how many `FileDone` with a SHA-256 the core has had so far; a file that has come once more since, which the
-            core hasn't heard of yet, stays. None: it goes in any case.
+    One that comes once more meanwhile, or might be what is imported, isn't removed: the store does one thing after the other,
+    and would remove what it has just said to be there.
     """
 
     file: str
-    heard: int | None = None
 
 
 FileAction = (

@@ -95,8 +95,6 @@ class Files:
         self._retry_after_s = retry_after_s
         self._coming: dict[int, _Coming] = {}
         self._long: deque[tuple[int, Generator[None]]] = deque()
-        self._came = 0
-        self._came_as: dict[str, int] = {}
 
     def perform(self, action: FileAction) -> None:
         """Do what is asked for, or take it up for `work`."""
@@ -216,12 +214,9 @@ class Files:
         self._post(PartRead(self._clock(), action.ticket, data, reason))
 
     def remove(self, action: RemoveFile) -> None:
-        """Remove a file, unless it has come once more since the core decided that; see `RemoveFile`."""
-        if action.heard is not None and self._came_as.get(action.file, 0) > action.heard:
-            return
+        """Take a file's name; whoever has it open keeps it."""
         with contextlib.suppress(Refused, OSError):
             self._stored(action.file).unlink(missing_ok=True)
-            self._came_as.pop(action.file, None)
 
     # --- what takes long -------------------------------------------------------------------------------------------------
 
@@ -292,8 +287,6 @@ class Files:
             except OSError:
                 target.unlink(missing_ok=True)
                 raise
-        self._came += 1
-        self._came_as[sha256] = self._came
         self._post(FileDone(self._clock(), ticket, sha256=sha256, nbytes=nbytes))
 
     def _path(self, ticket: int) -> Path:

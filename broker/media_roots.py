@@ -85,8 +85,8 @@ class MediaRoots:
             self._refuse(path, "can't be used, as this broker has no media root", wanted)
         if not path.startswith("/") or "\0" in path:
             self._refuse(path, "is no absolute path", wanted)
-        plain = os.path.normpath(path)
-        if not any(_is_below(plain, os.path.normpath(root)) for root in (*self._roots, *self._resolved())):
+        plain = _plain(path)
+        if not any(_is_below(plain, _plain(root)) for root in (*self._roots, *self._resolved())):
             self._refuse(path, "lies outside of the media roots", wanted)
 
     @contextlib.contextmanager
@@ -113,6 +113,11 @@ class MediaRoots:
         roots = " or ".join(repr(root) for root in self._roots)
         accepted = f"{wanted} below {roots}" if roots else "an upload, or a result that is fetched"
         raise Refused(f"{shown(path)} {why}; accepted: {accepted}") from error
+
+
+def _plain(path: str) -> str:
+    """An absolute path without dots; two slashes at its start are one, which POSIX leaves open."""
+    return "/" + os.path.normpath(path).lstrip("/")
 
 
 def _is_below(path: str, root: str) -> bool:

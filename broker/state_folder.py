@@ -10,6 +10,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import hashlib
 import os
@@ -32,6 +33,7 @@ FILE_NAME = re.compile(r"[0-9a-f]{64}")
 """What files of the store are called: their SHA-256."""
 _INCOMING_NAME = re.compile(r"[0-9]+\.part")
 _FILES, _INCOMING, _JOURNAL, _LOCK = "files", "incoming", "journal.sqlite3", "lock"
+_TEMPORARY = "reelwire-broker-"
 _NAME_CHARS_MAX = 100
 _PID_BYTES_MAX = 32
 
@@ -60,7 +62,7 @@ class StateFolder:
         self._lock = -1
         try:
             self.path = _made(path)
-            self._lock = _locked(self.path)
+            self._lock = _locked(self.path, is_fresh=is_temporary)
             self.journal = self.path / _JOURNAL
             self.files, self.incoming = self.path / _FILES, self.path / _INCOMING
             for folder in (self.files, self.incoming):
@@ -119,7 +121,8 @@ def claim(config: BrokerConfig, endpoint: str) -> StateFolder:
             return StateFolder(Path(config.state_dir))
         name = endpoint_name(endpoint)
         if name is None:
-            return StateFolder(Path(tempfile.mkdtemp(prefix="reelwire-broker-")), is_temporary=True)
+            _reap()
+            return StateFolder(Path(tempfile.mkdtemp(prefix=_TEMPORARY)), is_temporary=True)
         base = Path(os.environ.get("XDG_STATE_HOME", ""))
         if not base.is_absolute():  # the specification: such a value is to be ignored
             base = Path.home() / ".local" / "state"
@@ -177,9 +180,13 @@ def _made(given: Path) -> Path:
     return path
 
 
-def _locked(path: Path) -> int:
-    """A descriptor that holds the folder's lock, which ends with the process however that ends."""
-    lock = os.open(path / _LOCK, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+def _locked(path: Path, *, is_fresh: bool) -> int:
+    """A descriptor that holds the folder's lock, which ends with the process however that ends.
+
+    A fresh one gets its name when it is held: whoever looks for dead brokers' folders never finds it free.
+    """
+    name = path / (f"{_LOCK}.new" if is_fresh else _LOCK)
+    lock = os.open(name, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -188,7 +195,24 @@ def _locked(path: Path) -> int:
         _refuse(path, f"is in use by another broker (process {owner or 'unknown'}); accepted: a folder of its own")
     os.ftruncate(lock, 0)
     os.pwrite(lock, f"{os.getpid()}\n".encode("ascii"), 0)
+    if is_fresh:
+        name.rename(path / _LOCK)
     return lock
+
+
+def _reap() -> None:
+    """Remove the temporary folders of this user's brokers that were killed."""
+    for path in Path(tempfile.gettempdir()).glob(f"{_TEMPORARY}*"):
+        with contextlib.suppress(OSError):
+            found = path.lstat()
+            if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
+                continue
+            lock = os.open(path / _LOCK, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(path)
+            finally:
+                os.close(lock)
 
 
 def _digest(text: str) -> str:

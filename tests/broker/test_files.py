@@ -217,20 +217,6 @@ def test_a_file_that_is_removed_while_it_comes_again_is_there_afterwards(disk: D
     assert (disk.base / "files" / SHA).read_bytes() == CONTENT
 
 
-def test_a_file_of_which_the_core_has_not_heard_is_not_removed(disk: Disk) -> None:
-    """It came once more after the core had decided to remove it: the answer that is on its way stays true."""
-    disk.send(1)
-    disk.send(2, b"another")
-    disk.send(3)  # the third file that came; the core has heard of two
-    disk.do(RemoveFile(SHA, heard=2))
-    assert SHA in disk.names()
-    disk.do(RemoveFile(SHA, heard=3))
-    assert SHA not in disk.names()
-    disk.send(4)
-    disk.do(RemoveFile(SHA))
-    assert SHA not in disk.names()
-
-
 def test_a_reader_keeps_what_it_has_open(disk: Disk) -> None:
     """To remove a file takes its name, not its bytes; who asks for a part afterwards is told."""
     disk.send(1)

@@ -95,7 +95,7 @@ def test_groups_09_a_file_below_a_root_is_copied(host: Host) -> None:
     (host.real / "sub" / "a b.mp4").write_bytes(CONTENT)
     (host.real / "inside").symlink_to(host.real / "sub")
     for path in ("sub/a b.mp4", "sub/../sub/./a b.mp4", "inside/a b.mp4"):
-        for root in (host.root, host.real):
+        for root in (host.root, host.real, f"/{host.root}", f"//{host.real}"):
             assert host.take(f"{root}/{path}") == FileDone(5.0, 1, sha256=SHA, nbytes=len(CONTENT))
     (host.real / "large").write_bytes(LARGE)
     (host.state / "files" / LARGE_SHA).unlink()

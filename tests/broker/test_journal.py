@@ -40,6 +40,7 @@ FULL = JobRecord(
     submitted_at=1_700_000_000.25,
     ended_at=1_700_000_100.0,
     fetched_at=1_700_000_200.0,
+    asked="digest",
 )
 
 
@@ -145,7 +146,7 @@ def test_the_table_can_be_read_by_hand(path: Path) -> None:
         ("record", b"\xc1", "row 2 of jobs, job 'job-2'"),
         ("record", b"", "row 2 of jobs, job 'job-2'"),
         ("record", "text", "row 2 of jobs, job 'job-2'"),
-        ("record", msgpack.packb(["job-2"]), "a list of the 21 fields of JobRecord"),
+        ("record", msgpack.packb(["job-2"]), "a list of the 22 fields of JobRecord"),
         ("record", msgpack.packb(msgpack.ExtType(1, b"")), "msgpack extension 1"),
         ("key", "another", "the record is of job 'job-2' with the key 'key-2'"),
     ],
@@ -215,7 +216,7 @@ def test_fields_of_a_record_belong_to_its_format() -> None:
     names = [
         "job", "number", "key", "client", "kind", "suffix", "parameters", "media", "priority", "output", "standing",
         "attempt", "losses", "checkpoint", "checkpoint_step", "result", "facts", "failure", "submitted_at", "ended_at",
-        "fetched_at",
+        "fetched_at", "asked",
     ]  # fmt: skip
     assert [field.name for field in fields(JobRecord)] == names
     assert [field.name for field in fields(StoredFile)] == ["file", "nbytes"]

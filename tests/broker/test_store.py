@@ -247,7 +247,7 @@ def test_files_go_their_whole_way(broker: Callable[..., Broker], tmp_path: Path)
         one.store.perform(action)
         assert one.next(FileDone).failure is None
     assert (media / "b.mp4").read_bytes() == (media / "a.mp4").read_bytes()
-    one.store.perform(RemoveFile(done.sha256, heard=1))
+    one.store.perform(RemoveFile(done.sha256))
     one.store.perform(ReadPart(6, done.sha256, 0))
     assert one.next(PartRead).data == b""
     one.store.perform(ImportFile(7, str(tmp_path / "state" / "journal.sqlite3"), 1 << 20))

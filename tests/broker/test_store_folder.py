@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -75,6 +76,22 @@ def test_a_broker_at_any_port_has_a_folder_for_its_life(listen: str) -> None:
     (folder.files / SHA).write_bytes(b"x")
     folder.close()
     assert not folder.path.exists()
+
+
+def test_temporary_folders_of_killed_brokers_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the next one; those of brokers that live stay, and so does what is no folder of ours."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    killed, living = (claim(BrokerConfig(), "tcp://127.0.0.1:*") for _ in range(2))
+    (killed.files / SHA).write_bytes(b"x")
+    os.close(killed._lock)
+    (tmp_path / "reelwire-broker-mine").mkdir()
+    (tmp_path / "reelwire-broker-link").symlink_to(living.path)
+    (tmp_path / "reelwire-broker-file").write_text("")
+    folder = claim(BrokerConfig(), "tcp://127.0.0.1:*")
+    expected = {living.path.name, folder.path.name, *(f"reelwire-broker-{name}" for name in ("mine", "link", "file"))}
+    assert {path.name for path in tmp_path.iterdir()} == expected
+    folder.close()
+    living.close()
 
 
 def test_the_settings_say_which(tmp_path: Path) -> None:
