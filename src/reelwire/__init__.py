@@ -1,4 +1,4 @@
-"""Streaming world-model sessions over ZeroMQ: the client, and the errors that it raises.
+"""World-model sessions and video editing jobs over ZeroMQ: the client, and the errors that it raises.
 
 Everything but the errors is loaded when it is first asked for, so that ``import reelwire`` stays fast.
 """
@@ -12,6 +12,9 @@ from .errors import (
     BrokerUnreachable,
     ConfigError,
     ControlError,
+    JobCancelled,
+    JobError,
+    JobFailed,
     OverloadError,
     ReelwireError,
     RequestError,
@@ -26,6 +29,8 @@ from .errors import (
 if TYPE_CHECKING:
     from .client import Client
     from .client_async import AsyncClient, AsyncSession
+    from .client_job import Job, JobStatus
+    from .client_job_async import AsyncJob
     from .client_session import Chunk, Session
     from .controls import Control, KeyTrace
 
@@ -39,6 +44,9 @@ __all__ = [
     "Chunk",
     "Control",
     "KeyTrace",
+    "Job",
+    "AsyncJob",
+    "JobStatus",
     "ReelwireError",
     "UsageError",
     "RequestError",
@@ -47,6 +55,9 @@ __all__ = [
     "SessionError",
     "SessionFailed",
     "SessionClosed",
+    "JobError",
+    "JobFailed",
+    "JobCancelled",
     "OverloadError",
     "BrokerUnreachable",
     "VersionMismatch",
@@ -58,8 +69,11 @@ __all__ = [
 _LAZY = {
     "AsyncClient": "client_async",
     "AsyncSession": "client_async",
+    "AsyncJob": "client_job_async",
     "Client": "client",
     "Chunk": "client_session",
+    "Job": "client_job",
+    "JobStatus": "client_job",
     "Session": "client_session",
     "Control": "controls",
     "KeyTrace": "controls",

@@ -6,9 +6,9 @@ import math
 import os
 import threading
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import TracebackType
-from typing import Any, Self, cast
+from typing import Any, Self, TypeVar, cast
 
 from numpy.typing import ArrayLike
 
@@ -16,6 +16,8 @@ from . import __version__, checks, wire
 from . import client_events as e
 from .client_core import ClientCore
 from .client_door import deadline, left
+from .client_job import Job, JobStatus, only, submitted
+from .client_job_request import MediaPath, MediaPaths, job_request
 from .client_loop import LINGER_S, Link, check_endpoint
 from .client_memory import ClientMemory
 from .client_request import FramesPolicy, Image, session_request
@@ -23,9 +25,11 @@ from .client_session import ANSWER_TIMEOUT_S, Session
 from .client_view import SessionView
 from .endpoints import DEFAULT_ENDPOINT as DEFAULT_ENDPOINT
 from .errors import BrokerUnreachable, ConfigError, RequestError
-from .messages import ClientHello, ControlBinding, Credit, Pace, Welcome
+from .job_spec import JobSpec
+from .messages import ClientHello, ControlBinding, Credit, Jobs, Pace, Welcome
 from .spec import Plain, StreamSpec
 
+T = TypeVar("T")
 ENDPOINT_VARIABLE = "REELWIRE_BROKER"
 CLOSE_TIMEOUT_S = 4 * LINGER_S
 
@@ -33,6 +37,27 @@ CLOSE_TIMEOUT_S = 4 * LINGER_S
 def status_call(now: float, call: int) -> e.Ask:
     """The call for the broker's status."""
     return e.Ask(now, call, None)
+
+
+def jobs_call(now: float, call: int) -> e.AskJob:
+    """The call for where all jobs stand."""
+    return e.AskJob(now, call, "")
+
+
+def job_call(job: object) -> Callable[[float, int], e.AskJob]:
+    """The call for where one job stands.
+
+    Raises:
+        RequestError: it has no such name.
+    """
+    if not isinstance(job, str) or not job:
+        raise RequestError("id", f"{checks.shown(job)} is not accepted; accepted: the id of a job")
+    return lambda now, call: e.AskJob(now, call, job)
+
+
+def statuses(answer: object) -> list[JobStatus]:
+    """The jobs of an answer, for the application."""
+    return [JobStatus.of(info) for info in cast("Jobs", answer).jobs]
 
 
 class ClientShell:
@@ -94,7 +119,7 @@ class Client(ClientShell):
 
     If the connection is lost, the sessions that live on it fail, and the client connects again by itself: later calls
     wait for that, `connect_timeout_s` at most. A client that is dropped, or a process that ends, leaves without waiting
-    for anything; the broker cancels its sessions.
+    for anything; the broker cancels its sessions. Jobs go on without it.
 
     Args:
         endpoint: ``tcp://HOST:PORT`` or ``ipc://PATH``; without one the environment variable ``REELWIRE_BROKER`` says
@@ -204,6 +229,92 @@ class Client(ClientShell):
         answer = self._link.call(request.event, left(until))
         return Session(self, self._link, request, self._view(answer))
 
+    @property
+    def job_kinds(self) -> dict[str, JobSpec]:
+        """What jobs can be submitted, by name. Raises as `status` does."""
+        return {spec.name: spec for spec in self._attached().jobs}
+
+    def submit_edit(
+        self,
+        /,
+        task: str,
+        *,
+        prompt: str | None = None,
+        video: MediaPaths | None = None,
+        images: MediaPaths = (),
+        media: Mapping[str, MediaPaths] | None = None,
+        seed: int | None = None,
+        profile: str | None = None,
+        key: str | None = None,
+        priority: int = 0,
+        output: MediaPath | None = None,
+        timeout: float | None = None,
+        **parameters: Plain,
+    ) -> Job:
+        """Submit a job; when this returns it is durable, and will be done whatever happens to client or broker.
+
+        What can be checked is checked before anything is sent. Files are hashed and uploaded, unless the broker has the
+        same content already. If the connection is lost meanwhile all of it is said again over the next one, which is
+        waited for `connect_timeout_s` at most: under one key there is never a second job.
+
+        A file is a path here, or ``"broker:/absolute/path"`` on the broker's host, below one of its media roots.
+
+        Args:
+            task: the kind of job, one of `job_kinds`.
+            prompt: the text that says what to do.
+            video: for the input ``video``: a file, or several in a list where the kind takes several.
+            images: for the input ``images``, likewise.
+            media: files for inputs of other names.
+            seed: what the noise depends on.
+            profile: how exactly and how fast, such as ``pristine`` or ``lossless``.
+            key: unique for all time; by default a random one. A job that was submitted under it before is that job.
+            priority: higher ones go first; -100 to 100.
+            output: where the result is to lie on the broker's host as well, below one of its media roots.
+            timeout: seconds that all of it may take. If they are over the job may have been accepted; submitting it again
+                under the same key tells.
+            parameters: what else the kind takes. None stands for what isn't given.
+
+        Raises:
+            RequestError: a field is refused; `field` names it: ``kind``, ``steps``, ``video``, ``images[1]``.
+            OverloadError: there is no room for it now, or no worker does jobs; `retry_after_s` says when to try again.
+            BrokerUnreachable: the connection is lost, or the broker stops.
+            TimeoutError: it wasn't accepted in time.
+        """
+        until = deadline(timeout)
+        request = job_request(
+            self._attached(until),
+            task,
+            prompt=prompt,
+            video=video,
+            images=images,
+            media=media,
+            seed=seed,
+            profile=profile,
+            key=key,
+            priority=priority,
+            output=output,
+            proceed=lambda: left(until),
+            **parameters,
+        )
+        return Job(self, self._link, submitted(self._link, request, self._connect_timeout_s, until))
+
+    def job(self, id: str, timeout: float = ANSWER_TIMEOUT_S) -> Job:  # noqa: A002  it is what `Job.id` says
+        """A job that was submitted by whomever, by its id.
+
+        Raises:
+            JobError: the broker knows no such job.
+            BrokerUnreachable: the connection is lost.
+            TimeoutError: no answer within `timeout` seconds.
+        """
+        question = job_call(id)
+        self._attached()
+        return Job(self, self._link, only(self._link.call(question, timeout)))
+
+    def jobs(self, timeout: float = ANSWER_TIMEOUT_S) -> list[JobStatus]:
+        """Where all jobs stand that the broker knows, newest first; of very many, the newest. Raises as `status` does."""
+        self._attached()
+        return statuses(self._link.call(jobs_call, timeout))
+
     def status(self, timeout: float = ANSWER_TIMEOUT_S) -> dict[str, Any]:
         """What the broker has: workers, sessions, counters.
 
@@ -247,9 +358,18 @@ def first_pipelines(client: Client, timeout_s: float) -> dict[str, StreamSpec]:
         TimeoutError: none came.
         BrokerUnreachable: the connection is lost.
     """
+    return _first(client, lambda: client.pipelines, timeout_s)
+
+
+def first_job_kinds(client: Client, timeout_s: float) -> dict[str, JobSpec]:
+    """What jobs can be submitted, by name, once the first worker that does any has come: see `first_pipelines`."""
+    return _first(client, lambda: client.job_kinds, timeout_s)
+
+
+def _first(client: Client, known: Callable[[], dict[str, T]], timeout_s: float) -> dict[str, T]:
     until, told = deadline(timeout_s), threading.Event()
     with client._link.watching("", told.set):  # noqa: SLF001  the client is of this module
-        while not (pipelines := client.pipelines):
+        while not (found := known()):
             told.wait(left(until))
             told.clear()
-    return pipelines
+    return found

@@ -10,13 +10,17 @@ from types import TracebackType
 from typing import Any, Self, cast
 
 from . import client_events as e
-from .client import CLOSE_TIMEOUT_S, Client, ClientShell, status_call
+from .client import CLOSE_TIMEOUT_S, Client, ClientShell, job_call, jobs_call, status_call, statuses
 from .client_awaiting import Bell, Opening, call, with_parameters_of, within
+from .client_job import JobStatus, only
+from .client_job_async import AsyncJob, Wanted, submitted
+from .client_job_request import job_request
 from .client_loop import LINGER_S
 from .client_request import session_request
 from .client_session import ANSWER_TIMEOUT_S, CANCEL_TIMEOUT_S, Chunk, SessionShell
 from .controls import Control
 from .errors import BrokerUnreachable, ReelwireError
+from .job_spec import JobSpec
 from .messages import Welcome
 from .spec import StreamSpec
 
@@ -27,9 +31,10 @@ class AsyncClient(ClientShell):
     ``async with`` waits until the broker has answered, and closes the client in the end. A client that is made without
     it connects meanwhile, and the first method that needs the broker waits for that.
 
-    Tasks of several event loops may use one client, and no thread waits for any of them; only a session's picture is read
-    in a thread, of `asyncio.to_thread`. A task that is cancelled while it awaits takes back what it asked for, as a timeout does: a session that it was opening is cancelled, a
-    control that waited for its turn isn't sent.
+    Tasks of several event loops may use one client, and no thread waits for any of them; only files are read and written
+    in a thread, of `asyncio.to_thread`: a session's picture, what a job takes and what it makes. A task that is cancelled
+    while it awaits takes back what it asked for, as a timeout does: a session that it was opening is cancelled, a control
+    that waited for its turn isn't sent. A job that the broker has accepted by then stays.
 
     Attributes:
         endpoint: where it connects to.
@@ -57,6 +62,33 @@ class AsyncClient(ClientShell):
     def open_session(self, *args: Any, timeout: float | None = None, **given: Any) -> Opening[AsyncSession]:
         """Open a session: see `Client.open_session`; to be awaited, or entered by ``async with``."""
         return Opening(self._opened(args, given, timeout))
+
+    @property
+    def job_kinds(self) -> dict[str, JobSpec]:
+        """What jobs can be submitted, by name. Raises as `name` does."""
+        return {spec.name: spec for spec in self._welcomed().jobs}
+
+    @with_parameters_of(Client.submit_edit)
+    async def submit_edit(self, *args: Any, timeout: float | None = None, **given: Any) -> AsyncJob:
+        """Submit a job: see `Client.submit_edit`."""
+        async with within(timeout):
+            still_wanted = Wanted()
+            prepare = partial(job_request, await self._attached(), *args, proceed=still_wanted.check, **given)
+            with still_wanted:
+                request = await asyncio.to_thread(prepare)
+            info = await submitted(self._link, request, self._connect_timeout_s)
+        return AsyncJob(self, self._link, info)
+
+    async def job(self, id: str, timeout: float = ANSWER_TIMEOUT_S) -> AsyncJob:  # noqa: A002  as of `Client`
+        """A job that was submitted by whomever: see `Client.job`."""
+        question = job_call(id)
+        await self._attached()
+        return AsyncJob(self, self._link, only(await call(self._link, question, timeout)))
+
+    async def jobs(self, timeout: float = ANSWER_TIMEOUT_S) -> list[JobStatus]:
+        """Where all jobs stand: see `Client.jobs`."""
+        await self._attached()
+        return statuses(await call(self._link, jobs_call, timeout))
 
     async def status(self, timeout: float = ANSWER_TIMEOUT_S) -> dict[str, Any]:
         """What the broker has: see `Client.status`."""

@@ -8,7 +8,8 @@ an older attachment can be taken for this one::
     any --Leave--> gone        greeting --another version--> gone
 
 A lost connection fails the sessions that lived on it; later ones are opened over the next one. What is said about
-sessions is the affair of `client_streams`.
+sessions is the affair of `client_streams`, what is said about jobs that of `client_jobs`: what is under way there goes on
+over the next connection.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from . import client_events as e
 from . import messages as m
 from . import versions
 from .client_desk import Desk
+from .client_jobs import Jobs
 from .client_streams import Streams
 from .client_view import RETRY_AFTER_S, SessionView
 from .errors import BrokerUnreachable, OverloadError, ReelwireError, UsageError, VersionMismatch
@@ -44,6 +46,7 @@ class ClientCore:
     Attributes:
         phase: see the module.
         welcome: the broker's last welcome, while attached.
+        jobs: what is under way about jobs.
     """
 
     def __init__(
@@ -57,6 +60,7 @@ class ClientCore:
         self._limits = {} if limits is None else dict(limits)
         self._desk = Desk()
         self._streams = Streams(self._desk, Credit() if window is None else window)
+        self.jobs = Jobs(self._desk)
         self._attaching: list[int] = []
         self._fatal: ReelwireError | None = None
         self._greeted = self._heard = self._beaten = self._busy_until = 0.0
@@ -109,8 +113,12 @@ class ClientCore:
                 self._leave()
             case e.Withdraw():
                 self._withdraw(event.call)
-            case e.Attach() | e.Open() | e.Ask():
+            case e.Attach() | e.Open() | e.Ask() | e.AskJob():
                 self._call(event)
+            case e.SupplyPart() | e.TakePart():
+                self.jobs.asked(event)
+            case e.SubmitJob() | e.WatchJob() | e.FetchResult():
+                self._job_call(event)
             case _:
                 assert_never(event)
         return self._desk.finish()
@@ -118,6 +126,7 @@ class ClientCore:
     def check(self) -> None:
         """Assert what must hold between any two events."""
         self._streams.check()
+        self.jobs.check()
         assert not self._streams.any_live or self.phase == "attached"
         assert self.phase != "gone" or not self._desk.calls
 
@@ -172,6 +181,7 @@ class ClientCore:
         for call in self._attaching:
             self._desk.done(call, value=welcome)
         self._attaching.clear()
+        self.jobs.attached()
 
     def _hello_rejected(self, message: m.Rejected) -> None:
         if message.code == "version":
@@ -214,7 +224,10 @@ class ClientCore:
         self._streams.end_all(failure)
         if self.phase == "gone":
             self._attaching.clear()
-        for call in [call for call in self._desk.calls if call not in self._attaching]:
+            self.jobs.end_all()
+        else:
+            self.jobs.lost()
+        for call in [call for call in self._desk.calls if call not in self._attaching and not self.jobs.outlives(call)]:
             self._desk.done(call, error=_again(error))
         self._desk.act(e.Changed())
 
@@ -246,12 +259,17 @@ class ClientCore:
                 self._desk.done(message.request, value=message.values)
             case m.ProbeMemory(owner=owner):
                 self._desk.act(e.AnswerProbe(self._desk.attachment, owner))
+            case (
+                m.UploadGrant() | m.UploadStored() | m.UploadRefused() | m.JobAccepted() | m.JobRefused() | m.Jobs()
+                | m.JobChanged() | m.ResultPart()
+            ):  # fmt: skip
+                self.jobs.said(message)
             case _:
                 assert_never(message)
 
     # --- what the application asks -------------------------------------------------------------------------------------
 
-    def _call(self, event: e.Attach | e.Open | e.Ask) -> None:
+    def _call(self, event: e.Attach | e.Open | e.Ask | e.AskJob) -> None:
         self._desk.calls[event.call] = ""
         if self._fatal is not None:
             self._desk.done(event.call, error=_again(self._fatal))
@@ -264,19 +282,41 @@ class ClientCore:
             self._desk.done(event.call, value=self.welcome)
         elif isinstance(event, e.Open):
             self._streams.open(event)
+        elif isinstance(event, e.AskJob):
+            self._desk.send(_question(event))
         elif event.session is None:
             self._desk.send(m.AskStatus(event.call))
         else:
             self._desk.send(m.AskMetrics(event.call, event.session))
 
+    def _job_call(self, event: e.JobCall) -> None:
+        self._desk.calls[event.call] = ""
+        if self._fatal is None:
+            self.jobs.asked(event)
+        else:
+            self._desk.done(event.call, error=_again(self._fatal))
+
     def _withdraw(self, call: int) -> None:
         session = self._desk.calls.pop(call, None)
         if call in self._attaching:
             self._attaching.remove(call)
+        self.jobs.withdraw(call)
         if session is None:
             self._streams.untaken(call)
         else:
             self._streams.withdraw(call, session)
+
+
+def _question(event: e.AskJob) -> m.AskJobs | m.CancelJob | m.DeleteJob:
+    match event.what:
+        case "status":
+            return m.AskJobs(event.call, event.job)
+        case "cancel":
+            return m.CancelJob(event.call, event.job)
+        case "delete":
+            return m.DeleteJob(event.call, event.job)
+        case _:
+            assert_never(event.what)
 
 
 def _again(error: ReelwireError) -> ReelwireError:

@@ -109,6 +109,7 @@ class Door(ABC):
         self._asking: dict[int, Callable[[e.Done], None]] = {}
         self._watching: dict[str, list[Callable[[], None]]] = {}
         self._delivery: e.Delivery | None = None
+        self._part: bytes | memoryview | None = None
         self._pid = os.getpid()
 
     def feed(self, event: Callable[[float], e.Event]) -> None:
@@ -178,6 +179,14 @@ class Door(ABC):
             self._perform(self.core.handle(e.Take(time.monotonic(), session)))
             return self._delivery
 
+    def take_part(self, call: int) -> bytes | memoryview | None:
+        """Take the next part of a result if it is there; the application is done with the one before."""
+        self._check_process()
+        with self.lock:
+            self._part = None
+            self._perform(self.core.handle(e.TakePart(time.monotonic(), call)))
+            return self._part
+
     @contextmanager
     def watching(self, session: str, changed: Callable[[], None]) -> Iterator[None]:
         """Have `changed` called whenever something of the session did, as `ask` calls its `answered`."""
@@ -200,6 +209,14 @@ class Door(ABC):
             if not watching:
                 del self._watching[session]
 
+    @abstractmethod
+    def later(self, work: Callable[[], None]) -> None:
+        """Have something done under the lock, by another thread; takes no lock, so that a finalizer may call it."""
+
+    @abstractmethod
+    def has_room(self, news: str) -> bool:
+        """Whether something large may be sent now; if not, `Changed` will name `news` when it may. Under the lock."""
+
     # --- under the lock ------------------------------------------------------------------------------------------------
 
     @abstractmethod
@@ -219,6 +236,8 @@ class Door(ABC):
                     acted = True
                 case e.Delivery():
                     self._delivery = action
+                case e.Part(data=data):
+                    self._part = data
                 case e.Changed(session=session):
                     self._changed(session)
                 case e.Done(call=call):
@@ -239,3 +258,56 @@ class Door(ABC):
     def _check_process(self) -> None:
         if os.getpid() != self._pid:
             raise UsageError("a client can't be used in a forked process; make one there")
+
+
+class Errand:
+    """A call that has news before its answer, for whoever made it.
+
+    Args:
+        door: takes the call.
+        event: makes the call, from the time and its number.
+        ring: called at each news and at the answer, as `Door.ask` calls its `answered`.
+        news: what `Changed` names when there is any; by default that of the call.
+
+    Attributes:
+        call: its number.
+    """
+
+    def __init__(
+        self, door: Door, event: Callable[[float, int], e.Event], ring: Callable[[], None], news: str = ""
+    ) -> None:
+        """Hand the call in."""
+        self._door, self._ring = door, ring
+        self._answers: list[e.Done] = []
+        self.call = door.ask(event, self._answered)
+        self.news = news or e.news_of_call(self.call)
+        door.watch(self.news, ring)
+
+    @property
+    def answered(self) -> bool:
+        """Whether the answer is there."""
+        return bool(self._answers)
+
+    def value(self) -> object:
+        """The answer.
+
+        Raises:
+            ReelwireError: it is that error.
+        """
+        return value_of(self._answers[0])
+
+    def end(self) -> None:
+        """Nobody wants to know any more; without an answer the call is withdrawn.
+
+        Takes no lock: a generator that was dropped ends wherever the collector comes across it.
+        """
+        self._door.later(self._end)
+
+    def _answered(self, done: e.Done) -> None:
+        self._answers.append(done)
+        self._ring()
+
+    def _end(self) -> None:
+        self._door.unwatch(self.news, self._ring)
+        if not self._answers:
+            self._door.withdraw(self.call)

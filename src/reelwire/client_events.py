@@ -13,6 +13,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from . import messages
+from .client_job_events import AskJob as AskJob
+from .client_job_events import FetchResult as FetchResult
+from .client_job_events import JobCall as JobCall
+from .client_job_events import JobEvent as JobEvent
+from .client_job_events import JobQuestion as JobQuestion
+from .client_job_events import Part as Part
+from .client_job_events import SubmitJob as SubmitJob
+from .client_job_events import SupplyPart as SupplyPart
+from .client_job_events import TakePart as TakePart
+from .client_job_events import UploadFile as UploadFile
+from .client_job_events import WatchJob as WatchJob
 from .controls import KeyState
 from .errors import ReelwireError
 from .messages import Artifact, ControlBinding, EndMode, Failure, Pace
@@ -169,7 +180,8 @@ class Ask:
 class Withdraw:
     """Nobody waits for the call any more; a control that still waits for its grant is never sent.
 
-    A session whose opening is withdrawn is cancelled, also when the answer was there and nobody took it.
+    A session whose opening is withdrawn is cancelled, also when the answer was there and nobody took it. A job isn't: it
+    was submitted, and lives on without its client.
     """
 
     now: float
@@ -194,6 +206,8 @@ Event = (
     | Forget
     | Ask
     | Withdraw
+    | AskJob
+    | JobEvent
 )
 
 # --- actions -----------------------------------------------------------------------------------------------------------
@@ -248,9 +262,22 @@ class Delivery:
 
 @dataclass(slots=True)
 class Changed:
-    """Something that is waited for has changed, chunks or a state: of one session, or with an empty text of all."""
+    """Something that is waited for has changed, chunks or a state: of one session, or with an empty text of all.
+
+    What has to do with jobs goes by the names of `news_of_call` and `news_of_job`.
+    """
 
     session: str = ""
+
+
+def news_of_call(call: int) -> str:
+    """What `Changed` names when there is news for whoever made a call: a part is wanted, or has come."""
+    return f"call {call}"
+
+
+def news_of_job(job: str) -> str:
+    """What `Changed` names when a job has changed."""
+    return f"job {job}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,4 +285,4 @@ class Stop:
     """The client is done: send what waits, within reason, and close the socket."""
 
 
-Action = Send | AnswerProbe | Reconnect | Done | Delivery | Changed | Stop
+Action = Send | AnswerProbe | Reconnect | Done | Delivery | Part | Changed | Stop

@@ -19,6 +19,7 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from typing import assert_never
 
 import zmq
@@ -33,6 +34,8 @@ from .errors import RequestError, VersionMismatch, WireError
 from .wake import Wake
 
 OUTBOX_BYTES_MAX = 64 << 20
+ROOM_BYTES = 4 << 20
+"""While more waits to be sent, no part of a file is added to it: what is small and urgent would wait behind them all."""
 LINGER_S = 0.5
 _SNDHWM = 64
 _IN, _OUT = int(zmq.POLLIN), int(zmq.POLLOUT)
@@ -78,7 +81,8 @@ class Link(Door):
         self._stopped = False
         self._leaving = False
         self._goodbye = False  # is the last thing that was sent, and worth waiting for
-        self._abandoned: deque[SessionView] = deque()
+        self._later: deque[Callable[[], None]] = deque()
+        self._crowded: set[str] = set()  # whom to tell when there is room
         self._dealer: zmq.Socket[bytes] | None = None  # while threads of the application may send over it
         self._posting = False
         self._wake = Wake()
@@ -97,8 +101,19 @@ class Link(Door):
 
     def abandon(self, session: SessionView) -> None:
         """Say that nobody holds the session any more; takes no lock, so that a finalizer may call it."""
-        self._abandoned.append(session)
+        self.later(partial(self._forget, session))
+
+    def later(self, work: Callable[[], None]) -> None:
+        """Have something done under the lock, by the thread; takes no lock, so that a finalizer may call it."""
+        self._later.append(work)
         self._wake.set()
+
+    def has_room(self, news: str) -> bool:
+        """Whether little enough waits to be sent; if not, `Changed` will name `news` when it is so. Under the lock."""
+        if self._outbox_bytes <= ROOM_BYTES:
+            return True
+        self._crowded.add(news)
+        return False
 
     def leave(self) -> None:
         """Ask the thread to say goodbye and end; takes no lock, so that a finalizer may call it."""
@@ -174,6 +189,10 @@ class Link(Door):
             if isinstance(error, zmq.Again):
                 return False
             raise
+        if self._crowded and self._outbox_bytes <= ROOM_BYTES:
+            crowded, self._crowded = self._crowded, set()
+            for news in crowded:
+                self._changed(news)
         return True
 
     def _left(self, dealer: zmq.Socket[bytes]) -> int:
@@ -273,11 +292,11 @@ class Link(Door):
             arrived = bool(ready)
         due = wake_at is not None and time.monotonic() >= wake_at
         received = (arrived or due) and self._receive(dealer)
-        if not (self._abandoned or self._leaving or due):  # whoever asks for either wakes this thread afterwards
+        if not (self._later or self._leaving or due):  # whoever asks for either wakes this thread afterwards
             return
         with self.lock:
-            while self._abandoned:
-                self._forget(self._abandoned.popleft())
+            while self._later:
+                self._later.popleft()()
             if self._leaving:
                 self.feed(e.Leave)
             elif due and not received:

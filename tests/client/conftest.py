@@ -18,6 +18,7 @@ from reelwire import messages as m
 from reelwire import tensors, wire
 from reelwire.client_core import ClientCore
 from reelwire.client_view import SessionView
+from reelwire.job_spec import JobSpec
 from reelwire.messages import Artifact
 from reelwire.spec import Edge, Parameter, StageSpec, StreamSpec, TensorInput
 
@@ -36,6 +37,8 @@ class Rig:
         self.attachments: list[int] = []
         self.done: dict[int, e.Done] = {}
         self.delivered: list[e.Delivery] = []
+        self.parts: list[bytes] = []
+        self.news: list[str] = []
         self.probes: list[str] = []
         self.reconnects = 0
         self.stopped = False
@@ -53,14 +56,16 @@ class Rig:
                     self.done[call] = action
                 case e.Delivery():
                     self.delivered.append(action)
+                case e.Part(data=data):
+                    self.parts.append(bytes(data))
                 case e.AnswerProbe(owner=owner):
                     self.probes.append(owner)
                 case e.Reconnect():
                     self.reconnects += 1
                 case e.Stop():
                     self.stopped = True
-                case e.Changed():
-                    pass
+                case e.Changed(session=name):
+                    self.news.append(name)
         self.core.check()
 
     def hear(self, message: m.ToClient, attachment: int = 7) -> None:
@@ -154,13 +159,18 @@ LIMIT_S = 10.0
 
 
 class StandIn:
-    """A broker made of plain messages on a real socket: one client, one session at a time; it answers as `answers` says."""
+    """A broker made of plain messages on a real socket: one client, one session at a time; it answers as `answers` says.
+
+    What that knows nothing of, jobs for example, `more` answers.
+    """
 
     def __init__(self) -> None:
         self.heard: queue.Queue[Any] = queue.Queue()
         self.version, self.heartbeat_s, self.limits = "0.1.0", 1.0, {"image_bytes_max": 3 * 64 * 64}
         self.attachment, self.chunks, self.route = 6, 0, b""
         self.session, self.opened = "s", 0
+        self.jobs: tuple[JobSpec, ...] = ()
+        self.more: Callable[[Any], list[Any]] = lambda _message: []
         self.silent: set[type] = set()
         self.before: Callable[[Any], Any] = lambda _message: None
         self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
@@ -186,9 +196,12 @@ class StandIn:
                     return
                 self.send(*entry)
             if self.router in ready:
-                self.route, *frames = self.router.recv_multipart()
+                route, *frames = self.router.recv_multipart()
                 for message in wire.decode(frames, wire.TO_BROKER, wire.Limits()).messages:
-                    self.hear(message)
+                    if isinstance(message, m.ClientHello):
+                        self.route = route
+                    if route == self.route:  # what was left of an older connection is nobody's
+                        self.hear(message)
 
     def hear(self, message: Any) -> None:
         """Answer, and keep what was said for the test."""
@@ -204,7 +217,7 @@ class StandIn:
         match message:
             case m.ClientHello():
                 self.attachment += 1
-                return [m.Welcome("me-1", self.version, self.heartbeat_s, 3, self.limits, (SPEC,))]
+                return [m.Welcome("me-1", self.version, self.heartbeat_s, 3, self.limits, (SPEC,), self.jobs)]
             case m.Heartbeat():
                 return [m.Heartbeat()]
             case m.OpenSession(key=key, chunks=chunks):
@@ -224,7 +237,7 @@ class StandIn:
                 return [m.Status(request, {"workers": 0})]
             case m.AskMetrics(request=request):
                 return [m.Metrics(request, self.session, {"chunks": 1})]
-        return []
+        return self.more(message)
 
     def chunk(self, index: int, applied: m.Applied) -> m.Chunk:
         """A chunk whose frames show its number."""

@@ -152,7 +152,7 @@ class App:
                 case e.Reconnect():
                     self.world.close_route(self.route)
                     self.world.later.append(self.connect)
-                case e.AnswerProbe() | e.Stop() | e.Changed():
+                case e.AnswerProbe() | e.Stop() | e.Changed() | e.Part():
                     pass
         self.core.check()
 

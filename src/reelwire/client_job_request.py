@@ -1,0 +1,188 @@
+"""From what an application asks of a job to a request that can be sent: whatever can be checked here is. Pure but for files."""
+
+from __future__ import annotations
+
+import os
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from . import client_events as e
+from . import wire
+from .checks import shown
+from .client_files import examined
+from .client_view import RETRY_AFTER_S
+from .errors import OverloadError, RequestError
+from .job_spec import JobSpec, check_job, unknown_kind
+from .messages import Media, SubmitJob, Welcome
+from .spec import Plain
+
+MediaPath = str | os.PathLike[str]
+MediaPaths = MediaPath | Sequence[MediaPath]
+
+AT_BROKER = "broker:"
+PRIORITY_MOST = 100
+
+
+@dataclass(frozen=True, slots=True)
+class JobRequest:
+    """A job that can be submitted.
+
+    Attributes:
+        message: what is sent in the end.
+        files: what is uploaded before, each content once.
+        paths: where each of them is.
+    """
+
+    message: SubmitJob
+    files: tuple[e.UploadFile, ...]
+    paths: tuple[Path, ...]
+
+    def event(self, now: float, call: int) -> e.SubmitJob:
+        """The call that submits it."""
+        return e.SubmitJob(now, call, self.message, self.files)
+
+
+def job_request(
+    welcome: Welcome,
+    task: str,
+    *,
+    prompt: str | None = None,
+    video: MediaPaths | None = None,
+    images: MediaPaths = (),
+    media: Mapping[str, MediaPaths] | None = None,
+    seed: int | None = None,
+    profile: str | None = None,
+    key: str | None = None,
+    priority: int = 0,
+    output: MediaPath | None = None,
+    proceed: Callable[[], object],
+    **parameters: Plain,
+) -> JobRequest:
+    """What `Client.submit_edit` is asked for, checked against what the broker said in its welcome; files are hashed.
+
+    `proceed` is called now and then, and raises when nobody wants to know any more.
+
+    Raises:
+        RequestError: a field is refused; `field` names it.
+        OverloadError: no worker does jobs now.
+    """
+    spec = _spec(task, welcome)
+    said = {"prompt": prompt, "seed": seed, "profile": profile, **parameters}
+    given = {name: value for name, value in said.items() if value is not None}
+    paths = _paths(video, images, {} if media is None else media)
+    check_job(spec, given, {name: len(files) for name, files in paths.items()})
+    message = SubmitJob(_key(key), spec.name, given, {}, _priority(priority), _output(output))
+    _check_encodable(message, welcome)
+    return _with_files(message, paths, welcome, proceed)
+
+
+def _spec(task: object, welcome: Welcome) -> JobSpec:
+    if not isinstance(task, str):
+        raise RequestError("kind", f"{shown(task)} is not a text; accepted: the name of a kind of job")
+    if not welcome.jobs:  # which ones there will be only the workers know, so that the name can't be called wrong
+        raise OverloadError(f"no worker that is attached does jobs: nobody can do {shown(task)} now", RETRY_AFTER_S)
+    for spec in welcome.jobs:
+        if spec.name == task:
+            return spec
+    raise unknown_kind(task, welcome.jobs)
+
+
+def _paths(
+    video: MediaPaths | None, images: MediaPaths, others: Mapping[str, MediaPaths]
+) -> dict[str, dict[str, MediaPath]]:
+    """Name of each input to its files, each by the name of its field."""
+    if not isinstance(others, Mapping):
+        raise RequestError("media", f"is a {type(others).__name__}; accepted: a mapping of inputs to paths")
+    given: dict[str, MediaPaths | None] = {"video": video, "images": images}
+    for name, files in others.items():
+        if name in given and _fields(name, given[name]):
+            raise RequestError("media", f"names {name!r}, which is given already")
+        given[name] = files
+    found = {name: _fields(name, files) for name, files in given.items()}
+    return {name: files for name, files in found.items() if files}
+
+
+def _fields(name: str, files: object) -> dict[str, MediaPath]:
+    if files is None:
+        return {}
+    if isinstance(files, str | os.PathLike):
+        return {name: files}
+    if not isinstance(files, Sequence) or isinstance(files, bytes | bytearray | memoryview):
+        raise RequestError(name, f"{shown(files)} is not accepted; accepted: a path, or several in a list")
+    fields = {f"{name}[{place}]": file for place, file in enumerate(files)}
+    for field, file in fields.items():
+        if not isinstance(file, str | os.PathLike):
+            raise RequestError(field, f"{shown(file)} is no path")
+    return fields
+
+
+def _with_files(
+    message: SubmitJob, paths: Mapping[str, Mapping[str, MediaPath]], welcome: Welcome, proceed: Callable[[], object]
+) -> JobRequest:
+    nbytes_max = welcome.limits.get("upload_bytes_max", wire.Limits().message_bytes_max)
+    media: dict[str, tuple[Media, ...]] = {}
+    uploads: dict[str, tuple[e.UploadFile, Path]] = {}
+    for name, fields in paths.items():
+        files: list[Media] = []
+        for field, path in fields.items():
+            if isinstance(path, str) and path.startswith(AT_BROKER):
+                files.append(Media(path=_at_broker(field, path)))
+                continue
+            where = Path(path)
+            file = examined(field, where, nbytes_max, proceed)
+            uploads.setdefault(file.sha256, (file, where))
+            files.append(Media(sha256=file.sha256))
+        media[name] = tuple(files)
+    message = replace(message, media=media)
+    _check_encodable(message, welcome)
+    return JobRequest(
+        message, tuple(file for file, _ in uploads.values()), tuple(where for _, where in uploads.values())
+    )
+
+
+def _at_broker(field: str, path: str) -> str:
+    there = path.removeprefix(AT_BROKER)
+    if not there.startswith("/"):
+        raise RequestError(field, f"{shown(path)} is not accepted; accepted: {AT_BROKER}/absolute/path")
+    return there
+
+
+def _key(key: object) -> str:
+    if key is None:
+        return str(uuid.uuid4())
+    if not isinstance(key, str) or not key:
+        raise RequestError("key", f"{shown(key)} is not accepted; accepted: a text that isn't empty")
+    return key
+
+
+def _priority(priority: object) -> int:
+    if not isinstance(priority, int) or isinstance(priority, bool) or abs(priority) > PRIORITY_MOST:
+        accepted = f"a whole number from {-PRIORITY_MOST} to {PRIORITY_MOST}"
+        raise RequestError("priority", f"{shown(priority)} is not accepted; accepted: {accepted}")
+    return priority
+
+
+def _output(output: object) -> str:
+    if output is None:
+        return ""
+    path = os.fspath(output) if isinstance(output, os.PathLike) else output
+    if not isinstance(path, str):
+        raise RequestError("output", f"{shown(output)} is no path")
+    path = path.removeprefix(AT_BROKER)
+    if not path.startswith("/"):
+        raise RequestError(
+            "output", f"{shown(output)} is not accepted; accepted: an absolute path on the broker's host"
+        )
+    return path
+
+
+def _check_encodable(message: SubmitJob, welcome: Welcome) -> None:
+    try:
+        header = wire.encode(message, 0)[0]
+    except ValueError as error:
+        raise RequestError("parameters", f"hold a value that can't be sent ({error})") from None
+    most = welcome.limits.get("header_bytes_max", wire.Limits().header_bytes_max)
+    if len(header) > most:
+        raise RequestError("parameters", f"take {len(header)} bytes; accepted: {most}")
