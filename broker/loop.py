@@ -9,11 +9,12 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
+import queue
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, assert_never
+from typing import Any
 
 import structlog
 import zmq
@@ -21,20 +22,24 @@ import zmq
 import reelwire
 from reelwire import wire
 from reelwire.errors import ConfigError, VersionMismatch, WireError
-from reelwire.messages import FromBroker, Heartbeat, Message, OpenSession
+from reelwire.messages import FromBroker, Heartbeat, Message, OpenSession, SubmitJob, WorkerHello
 from reelwire.wake import Wake
 
-from .actions import Action, Forget, Log, Send, Stop
+from .actions import Action, FileAction, Forget, Log, Persist, Send, Stop
 from .config import BrokerConfig
 from .core import BrokerCore
 from .endpoint import IN_USE, claimed
 from .events import Event, Malformed, OutboxFull, Received, ShutdownRequested, TurnEnded, Unreachable
 from .outbox import Outboxes, Sent, Tracker
+from .store import Store
 
 SEND_QUEUE_MESSAGES_MAX = 256
 """Messages that the socket itself keeps per connection; what doesn't fit waits in our own, bounded, outbox."""
 FOLLOWED_BYTES_MIN = 64 << 10
 """Messages of this size and more are followed until their bytes have left; of smaller ones the socket keeps few bytes."""
+
+WITH_ENTROPY = (OpenSession, SubmitJob, WorkerHello)
+"""Messages of which something is made that nobody may guess."""
 
 
 def run(config: BrokerConfig, on_ready: Callable[[str], None]) -> int:
@@ -45,10 +50,10 @@ def run(config: BrokerConfig, on_ready: Callable[[str], None]) -> int:
         on_ready: called once with the endpoint that clients and workers connect to.
 
     Returns:
-        The exit code, 0.
+        The exit code: 0, or 1 when the state folder can't be written any more.
 
     Raises:
-        ConfigError: the endpoint can't be bound, may not be, or another broker has it.
+        ConfigError: the endpoint can't be bound, may not be, or another broker has it or the state folder.
     """
     with contextlib.ExitStack() as stack:
         stack.enter_context(claimed(config.listen, insecure=config.insecure))
@@ -60,8 +65,7 @@ def run(config: BrokerConfig, on_ready: Callable[[str], None]) -> int:
         gc.collect()
         gc.freeze()
         on_ready(loop.endpoint)
-        loop.serve()
-    return 0
+        return loop.serve()
 
 
 class Loop:
@@ -81,12 +85,21 @@ class Loop:
     def __init__(self, config: BrokerConfig) -> None:
         """Bind."""
         self._config = config
-        self._core = BrokerCore(config, reelwire.__version__)
+        self._happened: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self._limits = config.wire_limits()
         self._log = structlog.get_logger()
         self._lines: list[Log] = []
         self._context = zmq.Context()
+        # Whoever connects meanwhile waits: nothing is read before the journal was. So a port in use is called that.
         self._socket = _bound(self._context, config)
+        try:
+            self._store = Store.open(config, config.listen, self._post)
+        except ConfigError:
+            self._context.destroy(linger=0)
+            raise
+        self._core = BrokerCore(
+            config, reelwire.__version__, saved=self._store.saved, wall_s=time.time() - time.monotonic()
+        )
         self.wake = Wake()
         self._poller = zmq.Poller()
         self._poller.register(self._socket, zmq.POLLIN)
@@ -96,22 +109,31 @@ class Loop:
         self._workers: set[bytes] = set()
         self._pending: deque[Event] = deque()
         self._serving = True
+        self._failure = ""
         self._awake_at = time.monotonic()
         self._backlog_until = 0.0
         self.endpoint = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
 
-    def serve(self) -> None:
-        """Turn after turn, until the core stops."""
+    def serve(self) -> int:
+        """Turn after turn, until the core stops; the exit code."""
         try:
             while self._serving:
                 self._turn()
         finally:
             self._write_lines()
+        return 1 if self._failure else 0
+
+    def _post(self, event: Event) -> None:
+        """Take an event of the store, on one of its threads."""
+        self._happened.put(event)
+        self.wake.set()
 
     def _turn(self) -> None:
         if self._wait():
             for _ in range(self.wake.clear()):
                 self._handle(ShutdownRequested(time.monotonic()))
+            while not self._happened.empty():
+                self._core.take(self._happened.get_nowait())
         drained = self._receive()
         for route in self._outboxes.retry(self._outboxes.blocked):
             self._handle(Unreachable(time.monotonic(), route))
@@ -129,6 +151,7 @@ class Loop:
         """Let the last messages leave, within `linger_s`, and close everything."""
         self._socket.close(linger=int(self._config.linger_s * 1000))
         self._context.term()
+        self._store.close(self._config.linger_s)
         self.wake.close()
 
     def _wait(self) -> bool:
@@ -166,7 +189,7 @@ class Loop:
                 left -= 1
             else:
                 for message, nbytes in zip(envelope.messages, envelope.sizes, strict=True):
-                    entropy = os.urandom(16) if isinstance(message, OpenSession) else b""
+                    entropy = os.urandom(16) if isinstance(message, WITH_ENTROPY) else b""
                     self._core.take(Received(now, route, envelope.attachment, message, nbytes, entropy))
                 left -= sum(map(_weight, envelope.messages))
         return False
@@ -231,7 +254,7 @@ class Loop:
                 if batch is not None:
                     self._send(action.route, batch)
 
-    def _perform(self, action: Forget | Log | Stop) -> None:
+    def _perform(self, action: Forget | Log | Stop | Persist | FileAction) -> None:
         match action:
             case Forget(route=route):
                 self._batches.pop(route, None)
@@ -239,9 +262,9 @@ class Loop:
             case Log():
                 self._lines.append(action)
             case Stop():
-                self._serving = False
+                self._serving, self._failure = False, action.failure
             case _:
-                assert_never(action)
+                self._store.perform(action)
 
     def _send(self, route: bytes, batch: wire.Batch) -> None:
         # What a stranger is told is told now or never: nothing waits for somebody who isn't attached.

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import statistics
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -163,7 +164,7 @@ def _waits(session: Session, chunks: int) -> tuple[float, ...]:
     return tuple(waits[1:])
 
 
-def _report(plan: Plan, rounds: list[tuple[Measured, ...]], load: float | None, seconds: float) -> Report:
+def _report(plan: Plan, rounds: Sequence[tuple[Measured, ...]], load: float | None, seconds: float) -> Report:
     rows: list[tuple[Cell, ...]] = []
     bounds: list[Bound] = []
     for number, (alone, quiet, beside, stream) in enumerate(rounds):

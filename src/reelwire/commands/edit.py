@@ -70,7 +70,7 @@ def edit(
 ) -> None:
     """Have a clip edited, watch it, and write the result. Ctrl-C leaves the job where it is; `reelwire cancel` ends it."""
     named = {"prompt": prompt, "video": video, "seed": seed, "profile": profile, "priority": priority, "key": key}
-    given = {name: value for name, value in named.items() if value is not None}
+    given: dict[str, Any] = {name: value for name, value in named.items() if value is not None}
     if images:
         given["images"] = list(images)
     texts = assignments(parameters or (), "set")
