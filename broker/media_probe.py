@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import json
 import math
 import os
@@ -22,7 +23,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any, cast
 
 from reelwire.errors import RequestError
 from reelwire.job_spec import MediaKind
@@ -143,8 +144,12 @@ def _video_of(container: av.container.InputContainer, accepted: str) -> av.video
     if container.metadata.get("major_brand", "").strip() in _STILL_BRANDS:
         raise Unfit(f"it is a picture; {accepted}")
     for stream in container.streams.video:
-        if not int(stream.disposition) & _ATTACHED_PICTURE:  # the cover of a piece of music
-            return stream
+        if int(stream.disposition) & _ATTACHED_PICTURE:  # the cover of a piece of music
+            continue
+        # None where the codec isn't known, whatever its type says.
+        if cast("av.VideoCodecContext | None", stream.codec_context) is None:
+            raise Unfit(f"it is written in a codec that isn't known here; {accepted}")
+        return stream
     raise Unfit(f"it holds no moving picture; {accepted}")
 
 
@@ -218,6 +223,8 @@ def _check_pixels(question: Question, height: int, width: int) -> None:
 
 
 def _said(error: Exception) -> str:
+    if getattr(error, "errno", 0) == errno.EINVAL:  # what FFmpeg says of a format that isn't among those that are read
+        return "another format"
     return getattr(error, "strerror", None) or str(error)
 
 

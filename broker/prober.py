@@ -127,7 +127,7 @@ def _started() -> subprocess.Popen[bytes]:
 
 
 def _parsed(line: bytes) -> dict[str, Plain] | str | None:
-    """Facts, or why there are none; None: it is no answer. What read a stranger's file isn't trusted either."""
+    """Facts, or why there are none, in one line; None: it is no answer. What read a stranger's file isn't trusted either."""
     try:
         answer: Any = json.loads(line)
     except ValueError:
@@ -136,7 +136,7 @@ def _parsed(line: bytes) -> dict[str, Plain] | str | None:
         return None
     refused, facts = answer.get("refused"), answer.get("facts")
     if isinstance(refused, str):
-        return refused.encode("utf-8", "replace").decode()[:_REASON_CHARS_MAX]
+        return " ".join(refused.encode("utf-8", "replace").decode().split())[:_REASON_CHARS_MAX]
     if not isinstance(facts, dict):
         return None
     known = {name: facts[name] for name, kind in _FACTS.items() if name in facts and type(facts[name]) is kind}

@@ -166,6 +166,13 @@ def test_headers_are_not_believed(clip: Path, tmp_path: Path) -> None:
     assert "it holds no frame" in (reason := refused(huge)) or "no clip" in reason
 
 
+def test_a_clip_in_an_unknown_codec_is_refused(clip: Path, tmp_path: Path) -> None:
+    """It has packets, but nobody here could decode them."""
+    path = tmp_path / "a.mp4"
+    path.write_bytes(clip.read_bytes().replace(b"avc1", b"zzzz").replace(b"avcC", b"zzzZ"))
+    assert "in a codec that isn't known here" in refused(path)
+
+
 def test_a_clip_without_frames_is_refused(tmp_path: Path) -> None:
     """A container with a stream and nothing in it, and one with sound alone."""
     path = tmp_path / "none.mkv"
@@ -459,3 +466,4 @@ def test_answers_of_the_process() -> None:
     said = _parsed(b'{"refused": "' + b"\\udc80" * 1000 + b'"}\n')
     assert isinstance(said, str)
     assert len(said.encode()) == 500
+    assert _parsed(b'{"refused": "two\\n lines"}\n') == "two lines"
