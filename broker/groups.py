@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import OrderedDict
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Collection, Container, Iterable, Mapping
 from types import MappingProxyType
 from typing import Literal
 
@@ -100,6 +100,12 @@ class Groups:
             for spec in self.by_name[name].jobs
         }
         return kinds_objection(hello.jobs, kinds)
+
+    def going_with(self, replaced: Collection[int]) -> frozenset[int]:
+        """The numbers of all who go when peers with these numbers do: with a rank, the others of a group that has begun."""
+        begun = [group for group in self.by_name.values() if group.state != "gathering"] if replaced else []
+        numbers = [{peer.attachment for peer in group.ranks.values()} for group in begun]
+        return frozenset(replaced).union(*(ranks for ranks in numbers if not ranks.isdisjoint(replaced)))
 
     def add(self, peer: Peer, hello: WorkerHello, entropy: bytes) -> None:
         """Take a worker into the group that it belongs to, if it does; `objection` had none.
@@ -246,7 +252,6 @@ class Groups:
                 self._forget(group)
             return
         is_orderly = left and peer.draining and not group.job
-        peer.dismissed = True
         self._end(group, (peer.rank,), f"rank {peer.rank} ({peer.name}) is gone: {reason}", is_orderly=is_orderly)
 
     def _ranks_lost(self, group: Group, message: RanksLost) -> None:
@@ -286,7 +291,7 @@ class Groups:
 
     def _dismiss(self, peer: Peer, word: EndGroup) -> None:
         """Tell a rank that it is to leave; nothing else it says is heard, and nothing else is said to it."""
-        if not peer.gone and not peer.dismissed:
+        if not peer.gone:
             self._desk.send(peer, word)
             peer.dismissed = True
             self._desk.give_up(peer, word.reason)

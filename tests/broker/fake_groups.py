@@ -138,3 +138,18 @@ class Hall:
         self.peers.detach(peer)
         self.groups.lose(peer, reason, left=left)
         self.placement.remove(peer)
+
+
+def in_state(hall: Hall, state: str) -> tuple[Any, Any, Any]:
+    """A group of two or, while it gathers, of three ranks, of which two are there; with its ranks 0 and 1."""
+    if state in ("gathering", "rejoining"):
+        epoch = EARLIER if state == "rejoining" else 0
+        leader, other = (hall.rank(rank, 3, epoch=epoch) for rank in (0, 1))
+    else:
+        leader, other = hall.rank(0), hall.rank(1)
+    group: Any = hall.groups.by_name["g"]
+    if state in ("forming", "formed"):
+        hall.say(leader, m.GroupOpened(group.epoch, "ipc:///link", "host:2"))
+    if state == "formed":
+        hall.say(leader, m.GroupFormed(group.epoch))
+    return group, leader, other
