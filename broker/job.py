@@ -43,7 +43,7 @@ class Job(JobBase):
         if state == "queued":
             self._enter_queue(again=False)
         elif state in ENDED:
-            self.ended_now = min((record.ended_at or 0.0) - at.wall + at.desk.now, at.desk.now)
+            self.ended_now = (record.ended_at or 0.0) - at.wall + at.desk.now
             self._remember()
 
     def handle(self, event: t.JobEvent) -> None:

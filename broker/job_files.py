@@ -147,6 +147,9 @@ class Shelf:
         """Hand on what the store says, unless nobody waits for it any more."""
         then = self._asked.get(event.ticket)
         if then is None:
+            if isinstance(event, FileDone) and event.sha256 and event.sha256 not in self._files:
+                self._unheld[event.sha256] = None  # it was given up when it was complete already
+                self._tidy()
             return
         if not isinstance(event, PartStored):
             del self._asked[event.ticket]

@@ -71,11 +71,10 @@ class Jobs:
         self._admission = Admission(at, self._quota, self._uploads)
         self._let_go: dict[Group, tuple[str, int]] = {}
         self._rejoin_by: float | None = None
+        self._has_begun = False
         for record in sorted(saved.records, key=lambda record: record.number):
             state: State = "rejoining" if record.standing == "running" else record.standing
             Job(at, self._quota, record, state)
-            if state == "rejoining":
-                self._rejoin_by = desk.now + desk.config.rejoin_s
         for job in sorted(at.ended.values(), key=lambda job: job.ended_now):
             at.ended.move_to_end(job.id)
         for job in sorted(at.fetched.values(), key=lambda job: job.record.fetched_at or 0.0):
@@ -143,11 +142,15 @@ class Jobs:
     def wake_at(self) -> float | None:
         """When `due` or `tell` has something to do, in seconds; None when there is no such time."""
         at = self._at
+        if not self._has_begun:
+            return self._desk.now
         times = (self._rejoin_by, self._quota.wake_at, at.incoming.next_at, at.news.wake_at)
         return min((each for each in times if each is not None), default=None)
 
     def due(self, now: float) -> None:
         """Do what it is time for."""
+        if not self._has_begun:
+            self._begin(now)
         if self._rejoin_by is not None and self._rejoin_by <= now:
             self._rejoin_by = None
             for job in [job for job in self._at.jobs.values() if job.state == "rejoining"]:
@@ -205,7 +208,16 @@ class Jobs:
         assert all(group.state != "over" and group.job == job for group, (job, _) in self._let_go.items()), "let go"
         ends = [job.ended_now for job in at.ended.values()]
         assert ends == sorted(ends), "ended jobs are out of order"
-        assert self._rejoin_by is not None or not [job for job in at.jobs.values() if job.state == "rejoining"]
+        waits = self._rejoin_by is not None or not self._has_begun
+        assert waits or not [job for job in at.jobs.values() if job.state == "rejoining"]
+
+    def _begin(self, now: float) -> None:
+        """It is known what time it is: groups that have jobs are waited for from now on, and no job ended later than now."""
+        self._has_begun = True
+        if any(job.state == "rejoining" for job in self._at.jobs.values()):
+            self._rejoin_by = now + self._desk.config.rejoin_s
+        for job in self._at.ended.values():
+            job.ended_now = min(job.ended_now, now)
 
     # --- what clients say ----------------------------------------------------------------------------------------------
 
