@@ -25,7 +25,7 @@ from reelwire.broker.media_probe import Question, Unfit, look
 from reelwire.broker.media_roots import Refused
 from reelwire.broker.prober import Prober, _parsed
 from reelwire.job_spec import MediaInput, MediaKind
-from reelwire.media import VideoWriter
+from reelwire.media import VideoWriter, read_video
 
 FRAMES, HEIGHT, WIDTH = 40, 48, 64
 DATA = Path(__file__).resolve().parents[3] / "shared" / "data" / "editing"
@@ -95,6 +95,29 @@ def test_other_containers_are_clips_too(clip: Path, tmp_path: Path, form: str) -
         "width": WIDTH,
         "fps": 25.0,
     }
+
+
+@pytest.mark.parametrize(
+    ("codec", "form", "options"),
+    [("libvpx", "webm", {"auto-alt-ref": "1", "lag-in-frames": "16"}), ("mpeg4", "avi", {"bf": "2"}),
+     ("mpeg2video", "mpeg", {"bf": "2"}), ("mjpeg", "mov", {}), ("libx265", "mp4", {})],
+)  # fmt: skip
+def test_frames_are_those_that_a_reader_gets(tmp_path: Path, codec: str, form: str, options: dict[str, str]) -> None:
+    """Also where packets hold frames that aren't shown, or come in another order than they are shown in."""
+    if codec not in av.codecs_available:
+        pytest.skip(f"{codec} isn't here")
+    path = tmp_path / "clip"
+    with av.open(str(path), "w", format=form) as container:
+        stream = container.add_stream(codec, rate=25, options=options)
+        assert isinstance(stream, av.VideoStream)
+        stream.width, stream.height, stream.pix_fmt = 96, 64, "yuvj420p" if codec == "mjpeg" else "yuv420p"
+        for number in range(30):
+            picture = np.roll(np.tile(np.arange(96, dtype=np.uint8)[:, None], (64, 1, 3)), number, axis=1)
+            container.mux(stream.encode(av.VideoFrame.from_ndarray(picture, "rgb24").reformat(format=stream.pix_fmt)))
+        container.mux(stream.encode(None))
+    clip, fps = read_video(path)
+    assert facts(path) == {"frames": len(clip), "height": 64, "width": 96, "fps": fps}
+    assert len(clip) == 30
 
 
 def test_a_clip_is_as_it_is_shown(clip: Path, tmp_path: Path) -> None:
