@@ -89,6 +89,8 @@ class Meeting:
 
     def __init__(self, host: str) -> None:
         """Listen."""
+        # The package first: whoever asks for a part of it while another thread imports the whole gets half of it.
+        import torch  # noqa: F401
         import torch.distributed as dist
 
         at = address_of(host)
@@ -358,6 +360,7 @@ def _share_file(ranks: Ranks, offer: FileOffer, source: str, path: Path) -> None
 
 
 def _client(address: str) -> TCPStore:
+    import torch  # noqa: F401  first, as in `Meeting`
     import torch.distributed as dist
 
     host, _, port = address.rpartition(":")
