@@ -191,6 +191,8 @@ class GroupThread(WorkThread[Order]):
         if isinstance(order, StartJob | StepJob) and self._work is not None:
             with contextlib.suppress(Exception):  # it has raised already, and its first error is told
                 self._work.close()
+        elif self._config.world > 1:
+            gc.collect()  # the connections of a group close with the last reference to it, and errors hold some in cycles
         self._leave(failed=True)
 
     def _form(self, order: Form) -> None:
@@ -203,12 +205,10 @@ class GroupThread(WorkThread[Order]):
     def _leave(self, *, failed: bool) -> None:
         if self._parallel is not None:
             self._parallel.use(None)
-        if not failed:
+        if failed:
+            self._bond.break_off()
+        else:
             self._bond.leave()
-            return
-        if self._config.world > 1:
-            gc.collect()  # the connections of a group close with the last reference to it, and errors hold some in cycles
-        self._bond.break_off()
 
     def _group(self) -> Ranks:
         """The group as stages and jobs are given it: with torch only where somebody needs it."""

@@ -120,6 +120,8 @@ class JobWork:
     def close(self) -> None:
         """Close the job, wherever it is, or do nothing if there is none; what it held is given back, whatever it raises.
 
+        That includes what only holds itself: such objects would keep connections of a process group open.
+
         Raises:
             Exception: what the job raises when it is closed.
         """

@@ -1,0 +1,136 @@
+"""What is told from an error of a collective, and the word that a rank has failed; ranks themselves: `test_group_ranks`."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+
+from reelwire.errors import ConfigError
+from reelwire.workers.collectives import (
+    Alarm,
+    GroupBrokenError,
+    Meeting,
+    _client,
+    gather_numbers,
+    is_broken,
+    share_files,
+    swap_bytes,
+)
+from reelwire.workers.group import Alone
+
+LIMIT_S = 30.0
+GLOO = "[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:553] "
+
+
+def chained(outer: Exception, inner: Exception) -> Exception:
+    outer.__cause__ = inner  # as `raise outer from inner` has it
+    return outer
+
+
+def while_handling(outer: Exception, inner: Exception) -> Exception:
+    outer.__context__ = inner  # as `raise outer` has it in the handler of the other
+    return outer
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        RuntimeError(GLOO + "Connection closed by peer [127.0.0.1]:408. This is typically caused by a remote ..."),
+        RuntimeError(GLOO + "Read error [127.0.0.1]:408: Connection reset by peer"),
+        RuntimeError(GLOO + "Timed out waiting 1000ms for recv operation to complete"),
+        RuntimeError("Application timeout caused pair closure"),
+        dist.DistBackendError("NCCL error in: ProcessGroupNCCL.cpp, remote process exited"),
+        dist.DistNetworkError("The client socket has failed to connect"),
+        dist.DistStoreError("wait timeout after 1000ms, keys: /1/2"),
+        GroupBrokenError("another rank of the group has failed"),
+        chained(ValueError("the step can't be taken"), RuntimeError(GLOO + "Connection closed by peer")),
+        while_handling(KeyError("cache"), RuntimeError(GLOO + "Connection closed by peer")),
+    ],
+)
+def test_groups_13_an_error_of_a_collective_has_another_rank_to_blame(error: BaseException) -> None:
+    """By its type, or by the words of the transport; also where a model put it into its own."""
+    assert is_broken(error)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        RuntimeError("mat1 and mat2 shapes cannot be multiplied"),
+        ValueError("Connection closed by peer"),
+        torch.OutOfMemoryError("CUDA out of memory"),
+        dist.DistBackendError("NCCL error: unhandled cuda error 'out of memory'"),
+        MemoryError("gloo/"),
+        KeyError("gloo/transport"),
+        chained(ValueError("no"), KeyError("what")),
+    ],
+)
+def test_groups_13_any_other_error_is_a_rank_s_own(error: BaseException) -> None:
+    """Memory that is used up as well, whoever says so."""
+    assert not is_broken(error)
+
+
+def test_an_error_that_goes_round_in_circles_is_looked_at_once() -> None:
+    """Such chains can be made."""
+    error, other = ValueError("a"), ValueError("b")
+    error.__cause__, other.__cause__ = other, error
+    assert not is_broken(error)
+
+
+def test_groups_05_every_meeting_has_a_port_of_its_own() -> None:
+    """Nobody chooses one, and each is there only where it was asked for."""
+    meetings = [Meeting("127.0.0.1") for _ in range(3)]
+    assert len({each.address for each in meetings}) == 3
+    assert all(each.address.startswith("127.0.0.1:") for each in meetings)
+    clients = [_client(each.address) for each in meetings]
+    clients[0].set("key", "one")
+    assert not clients[1].check(["key"])
+    del clients
+    for each in meetings:
+        each.close()
+    with pytest.raises(ConfigError, match="group_host"):
+        Meeting("no.such.host.invalid")
+
+
+def test_groups_13_the_word_that_a_rank_has_failed_rings_on_all_others() -> None:
+    """There the communicator is aborted, on another thread than the one that is blocked; the one who says it isn't told."""
+    meeting = Meeting("127.0.0.1")
+    rang, own = threading.Event(), threading.Event()
+    waits = Alarm(meeting.address, "1/2/failed", rang.set)
+    says = Alarm(meeting.address, "1/2/failed", own.set)
+    later = Alarm(meeting.address, "1/3/failed", own.set)
+    assert not waits.rang
+    says.stop()
+    says.tell(_client(meeting.address))
+    assert rang.wait(LIMIT_S)
+    assert waits.rang
+    later.stop()
+    for alarm in (waits, says, later):
+        alarm._thread.join(LIMIT_S)
+        assert not alarm._thread.is_alive()
+    assert not own.is_set()
+    assert not later.rang
+    meeting.close()
+
+
+def test_groups_04_the_alarm_rings_when_the_leader_is_gone() -> None:
+    """With it the store is."""
+    meeting = Meeting("127.0.0.1")
+    rang = threading.Event()
+    alarm = Alarm(meeting.address, "1/2/failed", rang.set)
+    meeting.close()
+    assert rang.wait(LIMIT_S)
+    alarm._thread.join(LIMIT_S)
+
+
+def test_a_group_of_one_exchanges_nothing(tmp_path: Path) -> None:
+    """What goes in comes out."""
+    rows: Any = np.zeros((1, 4), np.uint8)
+    assert gather_numbers(Alone(), 5) == [5]
+    assert swap_bytes(Alone(), rows) is rows
+    assert share_files(Alone(), [], {"a": "b"}, tmp_path) == ({"a": "b"}, [])

@@ -1,0 +1,130 @@
+"""The processes of the other ranks: their end is seen at once, and they are killed for certain."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from reelwire.errors import ConfigError
+from reelwire.messages import Member
+from reelwire.workers.fellows import Fellows, address_of, is_local, this_machine
+
+LIMIT_S = 30.0
+pytestmark = pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="no pidfd here: nothing is watched")
+
+
+@pytest.fixture
+def spawn() -> Iterator[Callable[[], subprocess.Popen[bytes]]]:
+    """Starts processes that wait for the end of their input; none outlives the test."""
+    started: list[subprocess.Popen[bytes]] = []
+
+    def spawn() -> subprocess.Popen[bytes]:
+        started.append(subprocess.Popen([sys.executable, "-S", "-c", "input()"], stdin=subprocess.PIPE))
+        return started[-1]
+
+    yield spawn
+    for process in started:
+        process.kill()
+        process.wait(LIMIT_S)
+        assert process.stdin is not None
+        process.stdin.close()
+
+
+def members(*pids: int, machine: str = "") -> list[Member]:
+    return [Member(rank, machine or this_machine(), pid) for rank, pid in enumerate(pids)]
+
+
+def wait_for_one(fellows: Fellows) -> None:
+    poll = select.poll()
+    for descriptor in fellows.descriptors.values():
+        poll.register(descriptor, select.POLLIN)
+    assert poll.poll(LIMIT_S * 1000), "nobody has ended"
+
+
+def test_groups_04_a_killed_rank_is_seen_at_once(spawn: Callable[[], subprocess.Popen[bytes]]) -> None:
+    """Its descriptor becomes readable; it is told of once, and the others are watched on."""
+    processes = [spawn(), spawn()]
+    fellows = Fellows(members(os.getpid(), *(each.pid for each in processes)), 0)
+    assert set(fellows.descriptors) == {1, 2}
+    assert fellows.ended() == []
+    began = time.monotonic()
+    processes[0].send_signal(signal.SIGKILL)
+    wait_for_one(fellows)
+    assert time.monotonic() - began < LIMIT_S
+    assert fellows.ended() == [1]
+    assert fellows.ended() == []
+    assert set(fellows.descriptors) == {2}
+    fellows.close()
+
+
+def test_groups_04_a_stopped_rank_is_killed_for_certain(spawn: Callable[[], subprocess.Popen[bytes]]) -> None:
+    """SIGSTOP keeps it from everything but SIGKILL; its end is seen although nobody has waited for it."""
+    process = spawn()
+    fellows = Fellows(members(os.getpid(), process.pid), 0)
+    process.send_signal(signal.SIGSTOP)
+    assert fellows.ended() == []
+    assert fellows.kill([0, 1, 7]) == [1]
+    wait_for_one(fellows)
+    assert fellows.ended() == [1]
+    assert process.wait(LIMIT_S) == -signal.SIGKILL
+    assert fellows.kill([1]) == []
+    fellows.close()
+
+
+def test_a_rank_that_was_gone_before_is_told_of(spawn: Callable[[], subprocess.Popen[bytes]]) -> None:
+    """Between its hello and now it can have ended."""
+    process = spawn()
+    process.kill()
+    process.wait(LIMIT_S)
+    fellows = Fellows(members(os.getpid(), process.pid), 0)
+    assert fellows.ended() == [1]
+    assert fellows.ended() == []
+    fellows.close()
+
+
+def test_a_number_that_was_given_again_is_nobody_of_ours(spawn: Callable[[], subprocess.Popen[bytes]]) -> None:
+    """A descriptor stands for the process that it was opened for: to kill that one again kills nobody."""
+    process = spawn()
+    fellows = Fellows(members(os.getpid(), process.pid), 0)
+    process.kill()
+    process.wait(LIMIT_S)  # from here on the number is free
+    assert fellows.kill([1]) == []
+    fellows.close()
+
+
+def test_ranks_of_other_machines_are_not_watched(spawn: Callable[[], subprocess.Popen[bytes]]) -> None:
+    """The same number is another process there."""
+    process = spawn()
+    others = members(os.getpid(), process.pid, machine="elsewhere")
+    fellows = Fellows(others, 0)
+    assert not fellows.descriptors
+    assert fellows.kill([1]) == []
+    assert process.poll() is None
+    assert not is_local(others)
+    assert not is_local([*members(1), *others])
+    assert is_local(members(1, 2))
+    fellows.close()
+
+
+def test_a_machine_is_told_from_others() -> None:
+    """By its boot, and by which processes and which network are seen; always the same for one process."""
+    boot, processes, network = this_machine().split(":")
+    assert len(boot) == 36
+    assert processes.isdigit()
+    assert network.isdigit()
+    assert this_machine() == this_machine()
+
+
+def test_an_address_is_numeric() -> None:
+    """Names are looked up; one that there isn't is the setting's fault."""
+    assert address_of("127.0.0.1") == "127.0.0.1"
+    assert address_of("::1") == "::1"
+    with pytest.raises(ConfigError, match="group_host"):
+        address_of("no.such.host.invalid")

@@ -1,0 +1,300 @@
+"""Ranks as processes, with real process groups between them: in step, broken off, met again, and killed."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from reelwire.workers.collectives import Meeting
+
+LIMIT_S = 60.0
+PROGRAM = Path(__file__).parent / "rank_child.py"
+AT_ONCE_S = 10.0
+"""Far below the time limit of a collective here, and far above what a process takes on a busy machine."""
+
+
+class Child:
+    """One process."""
+
+    def __init__(self) -> None:
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        self.process = subprocess.Popen(
+            [sys.executable, "-P", str(PROGRAM)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=environment,
+        )
+
+    def do(self, **command: Any) -> Any:
+        """A command, until it is answered; None: the process has died."""
+        assert self.process.stdin is not None
+        self.process.stdin.write(json.dumps(command) + "\n")
+        self.process.stdin.flush()
+        return self.answer()
+
+    def answer(self) -> Any:
+        """The next line that it says."""
+        assert self.process.stdout is not None
+        ready, _, _ = select.select([self.process.stdout], [], [], LIMIT_S)
+        assert ready, "a rank hangs"
+        line = self.process.stdout.readline()
+        return json.loads(line) if line else None
+
+    def close(self) -> None:
+        """Killed, whatever it is at."""
+        self.process.kill()
+        self.process.wait(LIMIT_S)
+        for pipe in (self.process.stdin, self.process.stdout):
+            assert pipe is not None
+            pipe.close()
+
+
+class Ranks:
+    """The first `world` of the processes as a group."""
+
+    def __init__(self, children: list[Child], folder: Path, world: int, **options: str) -> None:
+        self.children = children[:world]
+        self.meeting = Meeting("127.0.0.1")
+        self.pool = ThreadPoolExecutor(world)
+        self.round = 0
+        self.folders = [folder / str(rank) for rank in range(world)]
+        for rank, (child, made) in enumerate(zip(self.children, self.folders, strict=True)):
+            made.mkdir(exist_ok=True)
+            child.do(
+                do="begin",
+                rank=rank,
+                world=world,
+                timeout_s=LIMIT_S,
+                folder=str(made),
+                options={"step_s": "0", **options},
+            )
+        for what in ("build", "load"):
+            self.well(what)
+        self.form()
+
+    def all(self, what: str, **more: Any) -> list[Any]:
+        """The same order on all ranks at once."""
+        waiting = [self.pool.submit(child.do, do=what, **more) for child in self.children]
+        return [each.result(LIMIT_S) for each in waiting]
+
+    def well(self, what: str, **more: Any) -> list[Any]:
+        """The same, and it goes well on all."""
+        answers = self.all(what, **more)
+        assert not [each for each in answers if each["failure"]], answers
+        return answers
+
+    def form(self) -> list[Any]:
+        """A new process group."""
+        self.round += 1
+        return self.well("form", epoch=1, round=self.round, store=self.meeting.address)
+
+    def start(self, kind: str = "emulated", **parameters: Any) -> list[Any]:
+        """A job without files."""
+        return self.well("start", kind=kind, parameters=parameters, media={}, files={}, share=False)
+
+    def finish(self) -> list[Any]:
+        """Steps to its end; what it made on rank 0."""
+        while True:
+            answers = self.well("step")
+            ended = [each["output"] is not None for each in answers]
+            if any(ended):
+                assert all(ended)
+                return answers[0]["output"]  # type: ignore[no-any-return]
+            assert len({(each["stage"], each["step"]) for each in answers}) == 1
+
+    def close(self) -> None:
+        """The processes stay for the next test, without a group."""
+        self.pool.shutdown()
+        for child in self.children:
+            if child.process.returncode is None:
+                child.do(do="leave")
+        self.meeting.close()
+
+
+@pytest.fixture(scope="module")
+def children() -> Iterator[list[Child]]:
+    """Four processes for all tests: each start costs seconds."""
+    started = [Child() for _ in range(4)]
+    for child in started:
+        assert child.answer() == {}
+    yield started
+    for child in started:
+        child.close()
+
+
+@pytest.fixture(params=[2, 4])
+def ranks(children: list[Child], tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Ranks]:
+    """A group of two, or of four, that has met."""
+    made = Ranks(children, tmp_path, request.param)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def two(children: list[Child], tmp_path: Path) -> Iterator[Ranks]:
+    """A group of two."""
+    made = Ranks(children, tmp_path, 2)
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="module")
+def undisturbed(children: list[Child], tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """What a job of four steps makes on one rank."""
+    alone = Ranks(children, tmp_path_factory.mktemp("alone"), 1)
+    alone.start(steps=4, switch=2, seed=3)
+    made = alone.finish()
+    alone.close()
+    return made
+
+
+def test_groups_03_a_chunk_slips_in_between_two_steps_on_all_ranks(ranks: Ranks, undisturbed: Any) -> None:
+    """Job and chunk are as by themselves; only the leader's are copied out."""
+    ranks.start(steps=4, switch=2, seed=3)
+    ranks.well("step")
+    ranks.well("initialize")
+    answers = ranks.well("run", index=0)
+    assert answers[0]["outputs"] == ["latent"]
+    assert all(each["outputs"] == [] for each in answers[1:])
+    ranks.well("step")
+    assert ranks.well("run", index=1)[0]["trail"] != answers[0]["trail"]
+    ranks.well("release")
+    assert ranks.finish() == undisturbed
+
+
+@pytest.mark.parametrize("failure", ["error", "memory"])
+def test_groups_13_a_failure_on_one_rank_frees_the_others(ranks: Ranks, failure: str, undisturbed: Any) -> None:
+    """At once, and with another to blame; in a new process group all take the next job."""
+    culprit = len(ranks.children) - 1
+    ranks.start(steps=4, fail_at=1, fail_rank=culprit, failure=failure)
+    ranks.well("step")
+    began = time.monotonic()
+    answers = ranks.all("step")
+    assert time.monotonic() - began < AT_ONCE_S
+    assert [each["broken"] for each in answers] == [rank != culprit for rank in range(len(answers))]
+    assert all(each["failure"]["kind"] == "stage" for each in answers)
+    said = answers[culprit]["failure"]["message"]
+    assert said == (
+        "out of memory: MemoryError: no room for step 1" if failure == "memory" else "RuntimeError: " + FAILS
+    )
+    ranks.well("close")
+    began = time.monotonic()
+    ranks.form()
+    assert time.monotonic() - began < AT_ONCE_S
+    ranks.start(steps=4, switch=2, seed=3)
+    assert ranks.finish() == undisturbed
+
+
+FAILS = "step 1 fails, as asked for"
+
+
+def test_groups_13_a_stage_that_fails_on_one_rank_leaves_the_job(two: Ranks, undisturbed: Any) -> None:
+    """It stands between two steps; when the ranks have met again it goes on, in the new process group."""
+    two.start(steps=4, switch=2, seed=3)
+    two.well("step")
+    two.children[0].do(do="initialize")  # on one rank alone: the other raises where this one waits for it
+    answers = two.all("run", index=0)
+    assert [each["broken"] for each in answers] == [True, False]
+    assert all(each["failure"] for each in answers)
+    two.form()
+    two.all("release")
+    two.well("initialize")
+    two.well("run", index=0)
+    assert two.finish() == undisturbed
+
+
+def test_groups_01_the_leader_s_files_reach_ranks_that_lack_them(ranks: Ranks) -> None:
+    """In parts, whole, each that some rank lacks once; with the job what was written is gone."""
+    contents = [
+        np.random.default_rng(seed).integers(0, 256, size, np.uint8).tobytes() for seed, size in enumerate(SIZES)
+    ]
+    offers, files = [], {}
+    for content in contents:
+        path = ranks.folders[0] / f"input-{len(content)}"
+        path.write_bytes(content)
+        offers.append({"file": hashlib.sha256(content).hexdigest(), "path": str(path), "nbytes": len(content)})
+        files[offers[-1]["file"]] = str(path)
+    order = {
+        "kind": "emulated-rv2v",
+        "parameters": {"steps": 2, "switch": 1},
+        "media": {"video": offers[:1], "images": [*offers[1:], offers[0]]},
+        "share": True,
+    }
+    waiting = [
+        ranks.pool.submit(child.do, do="start", files=files if rank == 0 else {}, **order)
+        for rank, child in enumerate(ranks.children)
+    ]
+    assert not [each.result()["failure"] for each in waiting if each.result()["failure"]]
+    shared = [{path.name: path.stat().st_size for path in folder.glob("shared-*")} for folder in ranks.folders]
+    assert shared[0] == {}
+    for rank, there in enumerate(shared[1:], 1):
+        assert there == {f"shared-{rank}-{each['file']}": each["nbytes"] for each in offers}
+    output = ranks.finish()  # the trails of all ranks are the same, and so is what they read
+    assert output[1]["steps"] == 2
+    assert not [path for folder in ranks.folders for path in folder.glob("shared-*")]
+
+
+SIZES = (9 << 20, 17, 4 << 20)
+
+
+def test_groups_01_a_file_that_can_not_be_shared_fails_on_all_ranks(two: Ranks) -> None:
+    """The leader says why; the others are freed."""
+    file = hashlib.sha256(b"gone").hexdigest()
+    media = {"video": [{"file": file, "path": "/nowhere", "nbytes": 4}]}
+    order = {"kind": "emulated-v2v", "parameters": {}, "media": media, "share": True}
+    waiting = [
+        two.pool.submit(child.do, do="start", files={file: "/nowhere"} if rank == 0 else {}, **order)
+        for rank, child in enumerate(two.children)
+    ]
+    answers = [each.result() for each in waiting]
+    assert [each["broken"] for each in answers] == [False, True]
+    assert "FileNotFoundError" in answers[0]["failure"]["message"]
+    assert not [path for folder in two.folders for path in folder.iterdir()]
+
+
+def test_groups_11_a_closed_job_gives_its_memory_back(children: list[Child], tmp_path: Path) -> None:
+    """On all ranks, to the system: 48 MiB of each."""
+    ranks = Ranks(children, tmp_path, 2, state_bytes=str(48 << 20))
+    ranks.start(steps=3)
+    ranks.well("step")
+    ranks.well("close")
+    before = [child.do(do="memory")["resident"] for child in ranks.children]
+    ranks.start(steps=3)
+    ranks.well("step")
+    during = [child.do(do="memory")["resident"] for child in ranks.children]
+    ranks.well("close")
+    after = [child.do(do="memory")["resident"] for child in ranks.children]
+    assert all(there - first > 40 << 20 for there, first in zip(during, before, strict=True))
+    assert all(left - first < 8 << 20 for left, first in zip(after, before, strict=True))
+    ranks.close()
+
+
+@pytest.mark.parametrize("stopped", [False, True])
+def test_groups_04_a_rank_that_is_killed_frees_the_others(children: list[Child], tmp_path: Path, stopped: bool) -> None:
+    """At once, though they wait for it in a collective; one that was stopped as well. The last tests: nobody replaces it."""
+    ranks = Ranks(children, tmp_path, len(children))
+    ranks.start(steps=4)
+    victim = children.pop(1)
+    if stopped:
+        victim.process.send_signal(signal.SIGSTOP)
+    waiting = [ranks.pool.submit(child.do, do="step") for child in children]
+    began = time.monotonic()
+    victim.close()
+    answers = [each.result(LIMIT_S) for each in waiting]
+    assert time.monotonic() - began < AT_ONCE_S
+    assert all(each["broken"] for each in answers)
+    ranks.close()

@@ -1,0 +1,52 @@
+"""Files of results: equal frames give equal bytes, and what was encoded can be read again."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from reelwire import media
+from reelwire.errors import RequestError
+from reelwire.pipeline.job import JobOutput
+from reelwire.workers.emulated import Shown, draw, read
+from reelwire.workers.results import write_result
+
+CLIP = draw(Shown(40, (), 0xDEADBEEF), 5, 96, 128)
+
+
+@pytest.mark.parametrize("suffix", [".mp4", ".png"])
+def test_groups_12_equal_frames_give_equal_bytes(tmp_path: Path, suffix: str) -> None:
+    """A result that is made again has the hash of the first."""
+    offers = []
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        offers.append(write_result(tmp_path / name, suffix, JobOutput(CLIP[:1] if suffix == ".png" else CLIP)))
+    data = Path(offers[0].path).read_bytes()
+    assert offers[0].file == offers[1].file == hashlib.sha256(data).hexdigest()
+    assert offers[0].nbytes == len(data)
+    assert [path.name for path in (tmp_path / "a").iterdir()] == [offers[0].file]
+
+
+def test_a_clip_shows_what_was_drawn(tmp_path: Path) -> None:
+    """Frames and their rate come out of the file; the patterns survive the encoder."""
+    offer = write_result(tmp_path, ".mp4", JobOutput(CLIP, 24.0))
+    frames, fps = media.read_video(offer.path)
+    assert frames.shape == CLIP.shape
+    assert fps == 24.0
+    assert {(read(frame).index, read(frame).trail) for frame in frames} == {(40, 0xDEADBEEF)}
+
+
+def test_a_picture_is_exact(tmp_path: Path) -> None:
+    """PNG loses nothing."""
+    offer = write_result(tmp_path, ".png", JobOutput(CLIP[2:3]))
+    assert np.array_equal(media.load_image(offer.path), CLIP[2])
+
+
+def test_what_the_encoder_refuses_leaves_no_file(tmp_path: Path) -> None:
+    """A rate of frames that no file has."""
+    with pytest.raises(RequestError, match="fps"):
+        write_result(tmp_path, ".mp4", JobOutput(CLIP, 5000.0))
+    assert not list(tmp_path.iterdir())
