@@ -129,6 +129,13 @@ class Outgoing:
         if not line.sendings:
             del self._lines[peer]
 
+    def give_up(self, peer: Peer, name: Name) -> None:
+        """A peer wants no more of a file, if it still has any to come."""
+        if self.find(peer, name) is not None:
+            self.end(peer, name)
+            self._turns.setdefault(peer)
+            self._read()
+
     def end_all(self, peer: Peer) -> None:
         """A peer is gone."""
         line = self._lines.get(peer)

@@ -302,7 +302,9 @@ class Jobs:
         if job is None:
             return
         result, sending = job.record.result, outgoing.find(peer, request)
-        if job.state != "succeeded":
+        if not message.parts:
+            outgoing.give_up(peer, request)
+        elif job.state != "succeeded":
             self._decline(peer, request, f"{job.id} is {job.phase}; accepted: a job that has succeeded")
         elif result is None:
             self._decline(peer, request, f"the result of {job.id} made room for others")

@@ -181,7 +181,7 @@ class ClientCore:
         for call in self._attaching:
             self._desk.done(call, value=welcome)
         self._attaching.clear()
-        self.jobs.attached()
+        self.jobs.attached(spec.name for spec in welcome.jobs)
 
     def _hello_rejected(self, message: m.Rejected) -> None:
         if message.code == "version":
@@ -248,6 +248,7 @@ class ClientCore:
                 self._lose(f"the broker dropped this client ({message.code}): {message.message}")
             case m.Welcome():  # again, over the same attachment: there are other pipelines now
                 self.welcome = message
+                self.jobs.welcomed(spec.name for spec in message.jobs)
                 self._desk.act(e.Changed())
             case m.SessionOpened():
                 self._streams.opened(message)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -17,8 +18,12 @@ from .client_job_request import JobRequest
 from .client_jobs import JOB_ENDED
 from .client_loop import Link
 from .client_session import ANSWER_TIMEOUT_S
-from .errors import BrokerUnreachable, JobCancelled, JobError, JobFailed
+from .client_view import RETRY_AFTER_S
+from .errors import BrokerUnreachable, JobCancelled, JobError, JobFailed, OverloadError
 from .messages import JobInfo
+
+WORKERS_BACK_S = 30.0
+"""How long a job that is submitted waits for the workers to come back to a broker that began anew."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +58,7 @@ class Sending:
     def __init__(self, link: Link, request: JobRequest, ring: Callable[[], None], patience_s: float) -> None:
         """Begin."""
         self._link, self._request, self._patience_s = link, request, patience_s
-        self._lost_at: float | None = None
+        self._since: tuple[bool, float] | None = None  # whether workers are away, or the connection, and since when
         self.errand = Errand(link, request.event, ring)
 
     def wanted(self) -> tuple[int, int] | None:
@@ -76,22 +81,29 @@ class Sending:
 
         Raises:
             BrokerUnreachable: now, since the connection is away for too long.
+            OverloadError: now, since the workers are: the broker began anew, and they didn't come back to it.
         """
         with self._link.lock:
-            is_attached = self._link.core.phase == "attached"
+            is_away = self._link.core.phase != "attached"
+            is_parked = self._link.core.jobs.is_parked(self.errand.call)
+        if not (is_away or is_parked):
+            self._since = None
+            return math.inf
         now = time.monotonic()
-        if is_attached:
-            self._lost_at = None
-            return float("inf")
-        if self._lost_at is None:
-            self._lost_at = now
-        if now >= self._lost_at + self._patience_s:
-            key = self._request.message.key
-            raise BrokerUnreachable(
-                f"the connection was lost while a job was submitted, and isn't back after {self._patience_s:g} s; "
-                f"submitting it again under its key, {key!r}, makes no second one"
-            )
-        return self._lost_at + self._patience_s
+        if self._since is None or self._since[0] != is_parked:
+            self._since = is_parked, now
+        patience_s = WORKERS_BACK_S if is_parked else self._patience_s
+        give_up_at = self._since[1] + patience_s
+        if now < give_up_at:
+            return give_up_at
+        request = self._request.message
+        if is_parked:
+            reason = f"the broker began anew, and no worker that does {request.kind!r} is back after {patience_s:g} s"
+            raise OverloadError(reason, RETRY_AFTER_S)
+        raise BrokerUnreachable(
+            f"the connection was lost while a job was submitted, and isn't back after {patience_s:g} s; "
+            f"submitting it again under its key, {request.key!r}, makes no second one"
+        )
 
 
 def submitted(link: Link, request: JobRequest, patience_s: float, until: float) -> JobInfo:
@@ -100,6 +112,7 @@ def submitted(link: Link, request: JobRequest, patience_s: float, until: float) 
     Raises:
         TimeoutError: `until` is over, in seconds of the monotonic clock.
         BrokerUnreachable: the connection was lost, and not made again within `patience_s`.
+        OverloadError: the broker began anew, and no worker that does it came back.
         ReelwireError: the job isn't accepted.
     """
     alarm = Alarm()
@@ -289,8 +302,11 @@ def succeeded(info: JobInfo) -> JobInfo:
     Raises:
         JobFailed: it has failed.
         JobCancelled: it was cancelled.
+        JobError: its result isn't kept any more.
     """
     if info.state == "succeeded":
+        if not info.result_bytes:
+            raise JobError(f"the result of job {info.job} isn't kept any more: it made room for others")
         return info
     failure = info.failure
     if info.state == "cancelled":

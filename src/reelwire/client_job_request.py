@@ -23,6 +23,7 @@ MediaPaths = MediaPath | Sequence[MediaPath]
 
 AT_BROKER = "broker:"
 PRIORITY_MOST = 100
+KEY_CHARACTERS_MAX = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,8 +75,8 @@ def job_request(
     paths = _paths(video, images, {} if media is None else media)
     check_job(spec, given, {name: len(files) for name, files in paths.items()})
     message = SubmitJob(_key(key), spec.name, given, {}, _priority(priority), _output(output))
-    _check_encodable(message, welcome)
-    return _with_files(message, paths, welcome, proceed)
+    _check_encodable(message, welcome)  # before files are read for it
+    return _with_files(message, spec, paths, welcome, proceed)
 
 
 def _spec(task: object, welcome: Welcome) -> JobSpec:
@@ -89,57 +90,53 @@ def _spec(task: object, welcome: Welcome) -> JobSpec:
     raise unknown_kind(task, welcome.jobs)
 
 
-def _paths(
-    video: MediaPaths | None, images: MediaPaths, others: Mapping[str, MediaPaths]
-) -> dict[str, dict[str, MediaPath]]:
-    """Name of each input to its files, each by the name of its field."""
+def _paths(video: object, images: object, others: object) -> dict[str, list[object]]:
+    """Name of each input to what is given for it."""
     if not isinstance(others, Mapping):
         raise RequestError("media", f"is a {type(others).__name__}; accepted: a mapping of inputs to paths")
-    given: dict[str, MediaPaths | None] = {"video": video, "images": images}
+    found = {"video": _listed("video", video), "images": _listed("images", images)}
     for name, files in others.items():
-        if name in given and _fields(name, given[name]):
+        if found.get(name):
             raise RequestError("media", f"names {name!r}, which is given already")
-        given[name] = files
-    found = {name: _fields(name, files) for name, files in given.items()}
+        found[name] = _listed(name, files)
     return {name: files for name, files in found.items() if files}
 
 
-def _fields(name: str, files: object) -> dict[str, MediaPath]:
+def _listed(name: str, files: object) -> list[object]:
     if files is None:
-        return {}
+        return []
     if isinstance(files, str | os.PathLike):
-        return {name: files}
+        return [files]
     if not isinstance(files, Sequence) or isinstance(files, bytes | bytearray | memoryview):
         raise RequestError(name, f"{shown(files)} is not accepted; accepted: a path, or several in a list")
-    fields = {f"{name}[{place}]": file for place, file in enumerate(files)}
-    for field, file in fields.items():
-        if not isinstance(file, str | os.PathLike):
-            raise RequestError(field, f"{shown(file)} is no path")
-    return fields
+    return list(files)
 
 
 def _with_files(
-    message: SubmitJob, paths: Mapping[str, Mapping[str, MediaPath]], welcome: Welcome, proceed: Callable[[], object]
+    message: SubmitJob,
+    spec: JobSpec,
+    given: Mapping[str, Sequence[object]],
+    welcome: Welcome,
+    proceed: Callable[[], object],
 ) -> JobRequest:
     nbytes_max = welcome.limits.get("upload_bytes_max", wire.Limits().message_bytes_max)
-    media: dict[str, tuple[Media, ...]] = {}
+    media: dict[str, list[Media]] = {}
     uploads: dict[str, tuple[e.UploadFile, Path]] = {}
-    for name, fields in paths.items():
-        files: list[Media] = []
-        for field, path in fields.items():
+    for name, files in given.items():
+        for place, path in enumerate(files):
+            field = name if spec.input(name).most == 1 else f"{name}[{place}]"
+            if not isinstance(path, str | os.PathLike):
+                raise RequestError(field, f"{shown(path)} is no path")
             if isinstance(path, str) and path.startswith(AT_BROKER):
-                files.append(Media(path=_at_broker(field, path)))
+                media.setdefault(name, []).append(Media(path=_at_broker(field, path)))
                 continue
-            where = Path(path)
-            file = examined(field, where, nbytes_max, proceed)
-            uploads.setdefault(file.sha256, (file, where))
-            files.append(Media(sha256=file.sha256))
-        media[name] = tuple(files)
-    message = replace(message, media=media)
-    _check_encodable(message, welcome)
-    return JobRequest(
-        message, tuple(file for file, _ in uploads.values()), tuple(where for _, where in uploads.values())
-    )
+            file = examined(field, Path(path), nbytes_max, proceed)
+            uploads.setdefault(file.sha256, (file, Path(path)))
+            media.setdefault(name, []).append(Media(sha256=file.sha256))
+    complete = replace(message, media={name: tuple(files) for name, files in media.items()})
+    _check_encodable(complete, welcome)
+    files_of, paths_of = zip(*uploads.values(), strict=True) if uploads else ((), ())
+    return JobRequest(complete, files_of, paths_of)
 
 
 def _at_broker(field: str, path: str) -> str:
@@ -152,8 +149,10 @@ def _at_broker(field: str, path: str) -> str:
 def _key(key: object) -> str:
     if key is None:
         return str(uuid.uuid4())
-    if not isinstance(key, str) or not key:
-        raise RequestError("key", f"{shown(key)} is not accepted; accepted: a text that isn't empty")
+    if not isinstance(key, str) or not 0 < len(key) <= KEY_CHARACTERS_MAX:
+        raise RequestError(
+            "key", f"{shown(key)} is not accepted; accepted: a text of 1 to {KEY_CHARACTERS_MAX} characters"
+        )
     return key
 
 
@@ -180,9 +179,18 @@ def _output(output: object) -> str:
 
 def _check_encodable(message: SubmitJob, welcome: Welcome) -> None:
     try:
-        header = wire.encode(message, 0)[0]
+        packed = wire.pack(message)
     except ValueError as error:
         raise RequestError("parameters", f"hold a value that can't be sent ({error})") from None
-    most = welcome.limits.get("header_bytes_max", wire.Limits().header_bytes_max)
-    if len(header) > most:
-        raise RequestError("parameters", f"take {len(header)} bytes; accepted: {most}")
+    limits, header_max = welcome.limits, wire.Limits().header_bytes_max
+    most = min(limits.get("header_bytes_max", header_max), limits.get("control_bytes_max", header_max))
+    nbytes = len(packed.name) + len(packed.body)
+    if nbytes + wire.HEADER_BYTES + wire.ENTRY_BYTES > most:
+        raise RequestError(_largest(message), f"the request takes {nbytes} bytes; accepted by the broker: {most}")
+
+
+def _largest(message: SubmitJob) -> str:
+    """The field that takes most of a request."""
+    sizes = {name: len(str(value)) for name, value in message.parameters.items()}
+    sizes |= {name: sum(len(file.path) + len(file.sha256) for file in files) for name, files in message.media.items()}
+    return max(sizes, key=lambda name: sizes[name], default="parameters")

@@ -14,6 +14,7 @@ client's key, parts by their number.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import assert_never
 
@@ -29,6 +30,9 @@ from .tensors import Inline, TensorRef, inline_buffer
 JOB_ENDED = frozenset({"succeeded", "failed", "cancelled"})
 FETCH_PARTS_MAX = 4
 """Parts of one result that may be on their way and not taken yet."""
+FETCHES_MAX = 4
+UPLOADING_MAX = 4
+"""Results that are fetched, and submissions whose files are uploaded, at once; others wait for their turn."""
 
 JobAnswer = (
     m.UploadGrant
@@ -44,19 +48,39 @@ JobAnswer = (
 
 @dataclass(slots=True)
 class Submission:
-    """A job that is to be: `place` is the file that is uploaded now; when there is none left, the request was sent."""
+    """A job that is to be.
+
+    Attributes:
+        call: who waits for it.
+        request: what is sent in the end.
+        files: what is uploaded before.
+        is_begun: something was said of it over this connection.
+        is_repeated: something was said of it over another one.
+        is_parked: it was refused because nobody does its kind; somebody did when it was first said.
+        place: the file that is uploaded now; when there is none left, the request was sent.
+        granted: parts of that below it may be sent.
+        sent: parts of that below it were.
+    """
 
     call: int
     request: m.SubmitJob
     files: tuple[e.UploadFile, ...]
+    is_begun: bool = False
+    is_repeated: bool = False
+    is_parked: bool = False
     place: int = 0
     granted: int = 0
     sent: int = 0
 
     @property
     def upload(self) -> str:
-        """What the broker is told that the file is called; empty when all are there."""
-        return f"{self.call}.{self.place}" if self.place < len(self.files) else ""
+        """What the broker is told that the file is called; empty when none is uploaded."""
+        return f"{self.call}.{self.place}" if self.is_begun and self.place < len(self.files) else ""
+
+    @property
+    def is_submitted(self) -> bool:
+        """Whether the request was sent over this connection."""
+        return self.is_begun and self.place == len(self.files)
 
 
 @dataclass(slots=True)
@@ -75,6 +99,7 @@ class Fetch:
     call: int
     job: str
     nbytes: int
+    is_begun: bool = False
     first: int = 0
     asked: int = 0
     have: int = 0
@@ -110,6 +135,8 @@ class Jobs:
         self.fetches: dict[int, Fetch] = {}
         self._desk = desk
         self._asking: dict[int, Watch] = {}
+        self._stored: set[str] = set()  # what the broker keeps of this connection's uploads that is part of no job
+        self._kinds: frozenset[str] = frozenset()
         self._is_attached = False
 
     def outlives(self, call: int) -> bool:
@@ -124,6 +151,11 @@ class Jobs:
             return None
         return sub.place, sub.sent
 
+    def is_parked(self, call: int) -> bool:
+        """Whether a submission waits for a worker that does its kind to come back."""
+        sub = self.submissions.get(call)
+        return sub is not None and sub.is_parked
+
     def info(self, job: str) -> JobInfo | None:
         """What is known of a job that is watched."""
         watch = self.watches.get(job)
@@ -131,22 +163,34 @@ class Jobs:
 
     # --- connection ----------------------------------------------------------------------------------------------------
 
-    def attached(self) -> None:
-        """There is a connection, over which nothing was said yet."""
+    def attached(self, kinds: Iterable[str]) -> None:
+        """There is a connection, over which nothing was said yet; it knows jobs of these kinds."""
         self._is_attached = True
-        for sub in self.submissions.values():
-            self._begin(sub)
         for watch in self.watches.values():
             self._ask(watch)
-        for fetch in self.fetches.values():
-            self._fetch(fetch)
+        self.welcomed(kinds)
+        self._go_on()
+
+    def welcomed(self, kinds: Iterable[str]) -> None:
+        """There are jobs of these kinds now."""
+        self._kinds = frozenset(kinds)
+        for sub in self.submissions.values():
+            if sub.is_parked and sub.request.kind in self._kinds:
+                sub.is_parked = False
+                self._desk.send(sub.request)
 
     def lost(self) -> None:
         """The connection is gone: files that no job needs are gone with it, and so is what was on its way."""
         self._is_attached = False
         self._asking.clear()
+        self._stored.clear()
         for sub in self.submissions.values():
+            sub.is_repeated = sub.is_repeated or sub.is_begun
+            sub.is_begun = sub.is_parked = False
             sub.place = sub.granted = sub.sent = 0
+        for fetch in self.fetches.values():
+            fetch.is_begun = False
+            fetch.asked = fetch.have
 
     def end_all(self) -> None:
         """The client is gone; the core answers the calls."""
@@ -160,7 +204,11 @@ class Jobs:
         for call, sub in self.submissions.items():
             assert call in self._desk.calls
             assert 0 <= sub.sent <= sub.granted
-            assert self._is_attached or not sub.granted
+            assert self._is_attached or not sub.is_begun
+            assert sub.is_begun or not sub.granted
+            assert sub.is_submitted or not sub.is_parked
+        assert sum(sub.is_begun and bool(sub.files) for sub in self.submissions.values()) <= UPLOADING_MAX
+        assert sum(fetch.is_begun for fetch in self.fetches.values()) <= FETCHES_MAX
         for watch in self.watches.values():
             assert watch.calls
             assert all(call in self._desk.calls for call in watch.calls)
@@ -169,6 +217,7 @@ class Jobs:
             assert call in self._desk.calls
             assert 0 <= fetch.taken <= fetch.have <= fetch.asked <= fetch.parts
             assert fetch.asked - fetch.taken <= FETCH_PARTS_MAX
+            assert self._is_attached or not fetch.is_begun
         assert all(self.watches.get(watch.job) is watch for watch in self._asking.values())
 
     # --- what the application asks -------------------------------------------------------------------------------------
@@ -177,17 +226,15 @@ class Jobs:
         """The application asks for something, or supplies a part."""
         match event:
             case e.SubmitJob():
-                sub = self.submissions[event.call] = Submission(event.call, event.request, event.files)
-                if self._is_attached:
-                    self._begin(sub)
+                self.submissions[event.call] = Submission(event.call, event.request, event.files)
+                self._go_on()
             case e.SupplyPart():
                 self._supply(event)
             case e.WatchJob():
                 self._watch(event)
             case e.FetchResult():
-                fetch = self.fetches[event.call] = Fetch(event.call, event.job, event.nbytes)
-                if self._is_attached:
-                    self._fetch(fetch)
+                self.fetches[event.call] = Fetch(event.call, event.job, event.nbytes)
+                self._go_on()
             case e.TakePart():
                 self._take(event.call)
             case _:
@@ -196,7 +243,8 @@ class Jobs:
     def withdraw(self, call: int) -> None:
         """Nobody waits any more for what was asked; a job that was submitted lives on."""
         self.submissions.pop(call, None)
-        self.fetches.pop(call, None)
+        self._end_fetch(call)
+        self._go_on()
         for watch in self.watches.values():
             if call in watch.calls:
                 watch.calls.remove(call)
@@ -204,9 +252,27 @@ class Jobs:
                     self._end_watch(watch)
                 return
 
-    def _begin(self, sub: Submission) -> None:
-        """Upload the next file, or submit when all are there."""
+    def _go_on(self) -> None:
+        """Begin what waits for its turn, oldest first."""
+        if not self._is_attached:
+            return
+        uploading = sum(sub.is_begun and bool(sub.files) for sub in self.submissions.values())
+        for sub in self.submissions.values():
+            if not sub.is_begun and (not sub.files or uploading < UPLOADING_MAX):
+                uploading += bool(sub.files)
+                sub.is_begun = True
+                self._upload(sub)
+        while sum(fetch.is_begun for fetch in self.fetches.values()) < FETCHES_MAX:
+            waiting = next((fetch for fetch in self.fetches.values() if not fetch.is_begun), None)
+            if waiting is None:
+                return
+            self._fetch(waiting)
+
+    def _upload(self, sub: Submission) -> None:
+        """Upload the next file that the broker hasn't, or submit when all are there."""
         sub.granted = sub.sent = 0
+        while sub.upload and sub.files[sub.place].sha256 in self._stored:
+            sub.place += 1
         if sub.upload:
             file = sub.files[sub.place]
             self._desk.send(m.BeginUpload(sub.upload, file.field, file.nbytes, file.sha256))
@@ -245,7 +311,7 @@ class Jobs:
 
     def _fetch(self, fetch: Fetch) -> None:
         """Begin with the first part that isn't there, in a connection over which nothing of it was asked for."""
-        fetch.first = fetch.have
+        fetch.is_begun, fetch.first = True, fetch.have
         fetch.asked = max(fetch.have, min(fetch.taken + FETCH_PARTS_MAX, fetch.parts))
         if fetch.have < fetch.parts:
             self._desk.send(m.FetchResult(fetch.call, fetch.job, fetch.first, fetch.asked))
@@ -260,13 +326,20 @@ class Jobs:
         asked = min(fetch.taken + FETCH_PARTS_MAX, fetch.parts)
         if fetch.taken == fetch.parts:
             self._fetched(fetch)
-        elif self._is_attached and asked > fetch.asked:
+        elif fetch.is_begun and asked > fetch.asked:
             fetch.asked = asked
             self._desk.send(m.FetchResult(call, fetch.job, fetch.first, asked))
 
     def _fetched(self, fetch: Fetch) -> None:
         del self.fetches[fetch.call]
         self._desk.done(fetch.call)
+        self._go_on()
+
+    def _end_fetch(self, call: int) -> None:
+        """Have the broker send no more of a result: it would keep room for that."""
+        fetch = self.fetches.pop(call, None)
+        if fetch is not None and fetch.is_begun and fetch.have < fetch.parts:
+            self._desk.send(m.FetchResult(call, fetch.job, fetch.first, 0))
 
     # --- what the broker says ------------------------------------------------------------------------------------------
 
@@ -277,12 +350,15 @@ class Jobs:
                 self._upload_said(message)
             case m.JobAccepted(key=key, job=job):
                 for sub in self._submitted(key):
+                    for file in sub.files:  # they are the job's from now on
+                        self._stored.discard(file.sha256)
                     del self.submissions[sub.call]
                     self._desk.done(sub.call, value=job)
+                self._go_on()
             case m.JobRefused(failure=failure, key=key) if key:
                 for sub in self._submitted(key):
-                    del self.submissions[sub.call]
-                    self._desk.done(sub.call, error=refusal_of(failure))
+                    self._refused(sub, failure)
+                self._go_on()
             case m.JobRefused(request=request, failure=failure):
                 self._not_answered(request, failure)
             case m.Jobs(request=request, jobs=jobs):
@@ -308,14 +384,25 @@ class Jobs:
             sub.granted = max(sub.granted, min(message.parts, parts_of(sub.files[sub.place].nbytes)))
             self._desk.act(e.Changed(e.news_of_call(sub.call)))
         elif isinstance(message, m.UploadStored):
+            self._stored.add(sub.files[sub.place].sha256)
             sub.place += 1
-            self._begin(sub)
+            self._upload(sub)
         else:
             del self.submissions[sub.call]
             self._desk.done(sub.call, error=refusal_of(message.failure))
+            self._go_on()
+
+    def _refused(self, sub: Submission, failure: Failure) -> None:
+        lacks_workers = failure.kind == "request" and failure.field == "kind" and sub.request.kind not in self._kinds
+        if sub.is_repeated and lacks_workers:  # they come back to a broker that begins anew after their clients
+            sub.is_parked = True
+            self._desk.act(e.Changed(e.news_of_call(sub.call)))
+            return
+        del self.submissions[sub.call]
+        self._desk.done(sub.call, error=refusal_of(failure))
 
     def _submitted(self, key: str) -> list[Submission]:
-        found = [sub for sub in self.submissions.values() if sub.request.key == key and not sub.upload]
+        found = [sub for sub in self.submissions.values() if sub.request.key == key and sub.is_submitted]
         if not found:
             self._desk.drop("unknown job")
         return found
@@ -337,7 +424,8 @@ class Jobs:
         watch = self._asking.get(request)
         if watch is not None:
             self._end_watch(watch)
-        self.fetches.pop(request, None)
+        self.fetches.pop(request, None)  # the broker has ended it
+        self._go_on()
         for call in [request] if watch is None else watch.calls:
             self._desk.done(call, error=no_answer_of(failure))
 
@@ -348,7 +436,8 @@ class Jobs:
             return
         fault = _fault_of(message, fetch)
         if fault:
-            del self.fetches[fetch.call]
+            self._end_fetch(fetch.call)
+            self._go_on()
             self._desk.done(fetch.call, error=WireError(f"the result of job {fetch.job} can't be fetched: {fault}"))
             return
         fetch.have += 1

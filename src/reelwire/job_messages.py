@@ -104,7 +104,7 @@ class FetchResult:
         request: the client's number for it.
         job: whose.
         first: the part to begin with.
-        parts: how many may come in all, counted from part 0 of the file.
+        parts: how many may come in all, counted from part 0 of the file; 0: none any more, which has no answer.
     """
 
     request: int

@@ -22,8 +22,9 @@ KINDS = (
         (Parameter("prompt", "string", "what to do", required=True), Parameter("seed", "integer", "of the noise", default=0),
          Parameter("steps", "integer", "how many", default=4, minimum=1, maximum=100),
          Parameter("profile", "string", "how", default="pristine", choices=("pristine", "lossless"))),
-        (MediaInput("video", "video", 1, 2), MediaInput("images", "image", 0, 3), MediaInput("mask", "video")),
+        (MediaInput("video", "video", 1), MediaInput("images", "image", 0, 3), MediaInput("masks", "video", 0, 2)),
     ),
+    JobSpec("ads2v", "puts one clip into another", media=(MediaInput("video", "video", 1, 2),)),
     JobSpec("t2i", "draws a picture", (Parameter("prompt", "string", "of what", required=True),), suffix=".png"),
 )  # fmt: skip
 LOST = m.Rejected("unknown_peer", "who is that?")

@@ -117,10 +117,10 @@ def test_inputs_of_other_names_and_several_files(
     """`media` takes inputs by name, and a list gives an input several files."""
     other = tmp_path / "other.mp4"
     other.write_bytes(b"other")
-    job = client.submit_edit("v2v", prompt="x", video=[clip, other], media={"mask": other, "images": [other]})
+    job = client.submit_edit("v2v", prompt="x", video=[clip], media={"masks": [other, clip], "images": other})
     media = jobs.requests[job.id].media
-    assert {name: len(files) for name, files in media.items()} == {"video": 2, "mask": 1, "images": 1}
-    assert media["video"][1] == media["mask"][0]
+    assert {name: len(files) for name, files in media.items()} == {"video": 1, "masks": 2, "images": 1}
+    assert media["video"][0] == media["masks"][1]
 
 
 def test_groups_08_what_can_not_be_done_is_refused_before_anything_is_sent(
@@ -137,10 +137,11 @@ def test_groups_08_what_can_not_be_done_is_refused_before_anything_is_sent(
         ("video", ok | {"video": tmp_path / "empty"}), ("video", ok | {"video": "a\0b"}), ("video", ok | {"video": 7}),
         ("video", ok | {"video": b"in.mp4"}), ("images[1]", ok | {"images": [clip, tmp_path / "no.png"]}),
         ("images[0]", ok | {"images": [7]}), ("images", ok | {"images": [clip] * 4}), ("sound", ok | {"media": {"sound": clip}}),
-        ("media", ok | {"media": {"video": clip}}), ("media", ok | {"media": [clip]}), ("priority", ok | {"priority": 101}),
+        ("media", ok | {"media": {"video": clip}}), ("media", ok | {"media": [clip]}),
+        ("masks[1]", ok | {"media": {"masks": [clip, 7]}}), ("key", ok | {"key": "x" * 257}), ("priority", ok | {"priority": 101}),
         ("priority", ok | {"priority": True}), ("key", ok | {"key": ""}), ("key", ok | {"key": 7}),
         ("output", ok | {"output": "x.mp4"}), ("output", ok | {"output": 7}), ("video", ok | {"video": "broker:in.mp4"}),
-        ("parameters", ok | {"prompt": "\ud800"}), ("parameters", ok | {"prompt": "x" * 1_500_000}),
+        ("parameters", ok | {"prompt": "\ud800"}), ("prompt", ok | {"prompt": "x" * 1_500_000}),
         ("timeout", ok | {"timeout": -1}),
     ]  # fmt: skip
     for field, given in faults:
@@ -175,7 +176,7 @@ def test_without_workers_there_is_no_room(stand_in: StandIn, jobs: ScriptedJobs)
         with pytest.raises(TimeoutError):
             first_job_kinds(client, 0.05)
         stand_in.say(m.Welcome("me-1", "0.1.0", 1.0, 3, {}, (), KINDS))
-        assert list(first_job_kinds(client, LIMIT_S)) == ["v2v", "t2i"]
+        assert list(first_job_kinds(client, LIMIT_S)) == ["v2v", "ads2v", "t2i"]
         assert client.submit_edit("t2i", prompt="a hill").kind == "t2i"
 
 
@@ -444,6 +445,27 @@ def test_where_no_file_can_be_is_refused_before_the_job_is_waited_for(
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_result_that_made_room_for_others_is_gone(client: Client, jobs: ScriptedJobs, tmp_path: Path) -> None:
+    """The job is still known, and no file is written."""
+    job = client.submit_edit("t2i", prompt="x")
+    jobs.change(job.id, state="succeeded")
+    with pytest.raises(JobError, match="isn't kept any more"):
+        job.result(tmp_path / "out.mp4", LIMIT_S)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_more_results_than_may_be_fetched_at_once_are_all_fetched(
+    client: Client, jobs: ScriptedJobs, in_thread: InThread
+) -> None:
+    """They wait for their turn."""
+    many = [client.submit_edit("t2i", prompt="x") for _ in range(9)]
+    for number, job in enumerate(many):
+        jobs.succeed(job.id, CLIP[number:])
+    outcomes = [in_thread(lambda job=job: job.result(timeout=LIMIT_S)) for job in many]  # type: ignore[misc]
+    for number, outcome in enumerate(outcomes):
+        assert outcome.get(timeout=LIMIT_S) == CLIP[number:]
+
+
 def test_jobs_are_found_again(client: Client, stand_in: StandIn, jobs: ScriptedJobs) -> None:
     """By id, from any client; all of them; and a deleted one is gone."""
     first, second = client.submit_edit("t2i", prompt="x", key="a"), client.submit_edit("t2i", prompt="y", key="b")
@@ -459,7 +481,7 @@ def test_jobs_are_found_again(client: Client, stand_in: StandIn, jobs: ScriptedJ
         client.job("j9")
     with refused("id"):
         client.job("")
-    assert list(client.job_kinds) == ["v2v", "t2i"]
+    assert list(client.job_kinds) == ["v2v", "ads2v", "t2i"]
     client.close()
     for call in (second.status, second.wait, client.jobs, lambda: list(second.progress())):
         with pytest.raises(UsageError, match="the client was closed"):

@@ -63,7 +63,7 @@ def test_a_job_is_submitted_watched_and_fetched(stand_in: StandIn, jobs: Scripte
 
     async def work() -> list[JobStatus]:
         async with AsyncClient(stand_in.endpoint) as client:
-            assert list(client.job_kinds) == ["v2v", "t2i"]
+            assert list(client.job_kinds) == ["v2v", "ads2v", "t2i"]
             job = await client.submit_edit("v2v", prompt="x", video=clip, seed=3, timeout=LIMIT_S)
             seen = []
             async for status in job.progress(LIMIT_S):

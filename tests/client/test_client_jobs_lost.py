@@ -11,12 +11,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from reelwire import AsyncClient, BrokerUnreachable, Client, JobError, SessionFailed
+from reelwire import AsyncClient, BrokerUnreachable, Client, JobError, OverloadError, SessionFailed
 from reelwire import messages as m
 from reelwire.job_parts import FILE_PART_BYTES
+from reelwire.messages import Failure
 
 from .event_loops import run
-from .scripted_jobs import LOST, ScriptedJobs
+from .scripted_jobs import KINDS, LOST, ScriptedJobs
 
 StandIn = Any  # of conftest.py
 InThread = Callable[[Callable[[], Any]], queue.SimpleQueue[Any]]
@@ -65,17 +66,17 @@ def test_groups_07_a_submission_outlives_a_lost_connection(
 ) -> None:
     """Before and after a file was begun, in its middle, before and after it was submitted: one job, with whole files."""
     getattr(jobs, hook).extend(kinds)
-    given: dict[str, Any] = {"prompt": "x", "video": clips, "timeout": LIMIT_S}
+    given: dict[str, Any] = {"video": clips, "timeout": LIMIT_S}
 
     async def awaited() -> str:
         async with AsyncClient(stand_in.endpoint) as client:
-            return (await client.submit_edit("v2v", **given)).id
+            return (await client.submit_edit("ads2v", **given)).id
 
     if for_event_loops:
         assert run(awaited()) == "j1"
     else:
         with Client(stand_in.endpoint) as client:
-            assert client.submit_edit("v2v", **given).id == "j1"
+            assert client.submit_edit("ads2v", **given).id == "j1"
     assert list(jobs.jobs) == ["j1"]
     files = [jobs.files[file.sha256] for file in jobs.requests["j1"].media["video"]]
     assert files == [CLIP, CLIP[1:]]
@@ -94,17 +95,58 @@ def test_a_connection_that_does_not_come_back_ends_a_submission(
             stand_in.say(LOST)
 
     stand_in.before = before
-    given: dict[str, Any] = {"prompt": "x", "video": clips, "key": "mine"}
+    given: dict[str, Any] = {"video": clips, "key": "mine"}
 
     async def awaited() -> None:
         async with AsyncClient(stand_in.endpoint, connect_timeout_s=0.5) as client:
-            await client.submit_edit("v2v", **given)
+            await client.submit_edit("ads2v", **given)
 
     with pytest.raises(BrokerUnreachable, match=r"isn't back after 0.5 s.*'mine'"):  # noqa: PT012
         if for_event_loops:
             run(awaited())
         with Client(stand_in.endpoint, connect_timeout_s=0.5) as client:
-            client.submit_edit("v2v", **given)
+            client.submit_edit("ads2v", **given)
+
+
+@pytest.mark.parametrize("for_event_loops", [False, True])
+def test_groups_07_a_submission_waits_for_the_workers_of_a_broker_that_begins_anew(
+    stand_in: StandIn, jobs: ScriptedJobs, monkeypatch: pytest.MonkeyPatch, for_event_loops: bool
+) -> None:
+    """They come back after the client: the job is accepted then; if they don't in time, it is tried again later."""
+    refused = m.JobRefused(Failure("request", "nobody does jobs", field="kind"), key="mine")
+    heard: list[m.SubmitJob] = []
+    come_back = True
+
+    def more(message: Any) -> list[Any]:
+        if not isinstance(message, m.SubmitJob):
+            return jobs.answers(message)
+        heard.append(message)
+        if len(heard) % 3 == 1:
+            stand_in.jobs = ()
+            return [LOST]
+        stand_in.jobs = KINDS
+        if len(heard) % 3 == 2:
+            return [refused, m.Welcome("me-1", "0.1.0", 1.0, 3, {}, (), KINDS)] if come_back else [refused]
+        return jobs.answers(message)
+
+    stand_in.more = more
+
+    async def awaited() -> str:
+        async with AsyncClient(stand_in.endpoint) as client:
+            return (await client.submit_edit("t2i", prompt="x", key="mine")).id
+
+    def submitted() -> str:
+        if for_event_loops:
+            return run(awaited())
+        with Client(stand_in.endpoint) as client:
+            return client.submit_edit("t2i", prompt="x", key="mine").id
+
+    assert submitted() == "j1"
+    assert len(heard) == 3
+    come_back = False
+    monkeypatch.setattr("reelwire.client_job.WORKERS_BACK_S", 0.2)
+    with pytest.raises(OverloadError, match=r"no worker that does 't2i' is back after 0\.2 s"):
+        submitted()
 
 
 @pytest.mark.parametrize(("hook", "kind"), WATCHED)
