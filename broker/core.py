@@ -279,7 +279,9 @@ class BrokerCore(Hearing):
         if desk.lost:
             peer = next(iter(desk.lost))
             reason = desk.lost.pop(peer)
-            if not peer.gone:
+            if peer.dismissed and not peer.gone:
+                self._drop(peer, reason, forget=False)  # it was told why, and that has yet to leave
+            elif not peer.gone:
                 self._expel(peer, "unknown_peer", f"declared lost: {reason}")
         elif desk.ended:
             self._forget(self.sessions.pop(desk.ended.pop()))
