@@ -71,10 +71,7 @@ from .group_events import (
     Tell,
 )
 from .leader_jobs import LeaderJobs
-from .lockstep import Host, Numbers, Pending, failed_with, failure_of, number_of, order_failed, unloadable
-
-LEAVE_S = 5.0
-"""How long the others may take to say that they leave, when all leave as asked for."""
+from .lockstep import LEAVE_S, Host, Numbers, Pending, failed_with, failure_of, number_of, order_failed, unloadable
 
 ToLeaderOfJobs = RunJob | StopJob | ForgetJob | FilePart | FileGone | WantFile
 
@@ -116,7 +113,7 @@ class Leader:
         self._store = ""
         self._pending: Pending | None = None
         self._met: set[int] = set()
-        self._has_begun = self._is_broken = self._is_winding_up = self._is_clear = self._has_left = False
+        self._has_begun = self._is_broken = self._is_winding_up = self._is_clear = False
         self._unloaded = bool(kinds)
 
     # --- what the core asks --------------------------------------------------------------------------------------------
@@ -153,11 +150,8 @@ class Leader:
         self._is_winding_up, self._is_clear = True, clear
 
     def farewell(self, reason: str) -> list[AnyAction]:
-        """What the other ranks are told when this process ends and they don't know why."""
-        if not self._met or self._has_left:
-            return []
-        self._has_left = True
-        return [Tell(Farewell(reason))]
+        """What the other ranks are told when this process ends."""
+        return [Tell(Farewell(reason))] if self._met else []
 
     # --- what the broker says ------------------------------------------------------------------------------------------
 
@@ -370,7 +364,6 @@ class Leader:
             return []
         if not self._others or not self.formed:
             return self._host.end(0, "stopped as asked for")
-        self._has_left = True
         return self._decide(LeaveGroup(), "leave")
 
     def _end_job(self) -> list[AnyAction]:

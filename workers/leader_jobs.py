@@ -396,6 +396,7 @@ class LeaderJobs:
         """It has failed, or was cancelled."""
         state: JobPhase = "cancelled" if failure is None else "failed"
         attempt.state, attempt.failure, attempt.kept = "ended", failure, None
+        attempt.missing.clear()
         attempt.ended = JobEnded(*attempt.key, state, failure)
         attempt.due_at = self.now + REPEAT_S
         reason = "" if failure is None else failure.message

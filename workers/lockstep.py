@@ -13,6 +13,9 @@ from .actions import Job, Log
 from .events import Finished
 from .group_events import AnyAction, Order, OrderReport
 
+LEAVE_S = 5.0
+"""How long the others may take to say that they leave, when all leave as asked for."""
+
 
 class Host(Protocol):
     """The worker's core, as its leader sees it."""

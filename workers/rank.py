@@ -61,7 +61,7 @@ from .group_events import (
     TakenIn,
     Tell,
 )
-from .lockstep import failure_of, order_failed, unloadable
+from .lockstep import LEAVE_S, failure_of, order_failed, unloadable
 
 MARGIN_S = 5.0
 """How much longer than the leader a rank waits for its own thread: the leader knows who is to blame."""
@@ -113,6 +113,7 @@ class RankCore(Attachment):
         self._decision: Decision | None = None
         self._failure: Failure | None = None  # of a decision that can't be done here
         self._order_due_at: float | None = None
+        self._has_left = False
 
     def handle(self, event: AnyEvent) -> list[AnyAction]:
         """Apply one event. Never raises for what a peer sent or a stage did."""
@@ -124,6 +125,8 @@ class RankCore(Attachment):
             case LinkSaid():
                 return self._linked(event)
             case FellowLost():
+                if self._is_leaving() and event.rank:
+                    return []  # as it should
                 return self._over((event.rank,), f"rank {event.rank} is gone: {event.reason}")
             case TakenIn():
                 return self._say_have(self._bodies.taken_in(event))
@@ -140,7 +143,9 @@ class RankCore(Attachment):
         assert (self.wake_at is None) == (self._state in ("idle", "stopped"))
         assert self._decision is None or self._order is not None, "a decision that nobody carries out"
         assert not self._greeted or self._loaded, "greeted without weights"
-        assert (self._order_due_at is None) == (self._decision is None), "only decisions have a limit"
+        assert (self._order_due_at is None) == (self._decision is None and not self._has_left), (
+            "only decisions have limits"
+        )
         assert self._failure is None or isinstance(self._order, LeaveGroup), "a failure that is told nobody"
 
     def status(self) -> dict[str, object]:
@@ -214,6 +219,8 @@ class RankCore(Attachment):
         return self._order_due_at
 
     def _due(self, now: float) -> list[AnyAction]:  # noqa: ARG002
+        if self._is_leaving():
+            return self._leave(0, "stopped as asked for")
         act = self._decision.act if self._decision is not None else ""
         rank, within = self._place.rank, f"within {self.config.step_timeout_s:g} s"
         return self._over((rank,), f"rank {rank} didn't do what was decided ({act}) {within}")
@@ -325,7 +332,7 @@ class RankCore(Attachment):
         self._order = order
         return [Do(order)]
 
-    def _done(self, report: OrderReport, now: float) -> list[AnyAction]:  # noqa: ARG002
+    def _done(self, report: OrderReport, now: float) -> list[AnyAction]:
         assert report.order == self._order, "another order was done"
         self._order = None
         decision, self._decision, self._order_due_at = self._decision, None, None
@@ -334,7 +341,9 @@ class RankCore(Attachment):
         if decision is None:
             return [*said, *self._load_done(report, failure)]
         said.append(Tell(Outcome(decision.number, failure, report.broken)))
-        return [*said, *self._leave(0, "stopped as asked for")] if decision.act == "leave" else said
+        if decision.act == "leave":  # and end when the leader has: so the broker hears it of the leader first
+            self._has_left, self._order_due_at = True, now + 2 * LEAVE_S
+        return said
 
     def _load_done(self, report: OrderReport, failure: Failure | None) -> list[AnyAction]:
         if failure is None:
@@ -349,19 +358,18 @@ class RankCore(Attachment):
 
     def _over(self, lost: Sequence[int], reason: str, *, tell: bool = True) -> list[AnyAction]:
         """The epoch is over: leave, to be started anew, unless that was wanted anyway."""
+        if self._drain_until is not None or self._is_leaving():
+            return self._leave(0, "stopped as asked for")
         others = tuple(rank for rank in lost if rank != self._place.rank)
         said: list[AnyAction] = []
         if tell and self._attachment and self._epoch:
             said.append(Send(self._attachment, RanksLost(self._epoch, tuple(lost), reason)))
         if others:
             said.append(KillRanks(others))
-        is_wanted = self._drain_until is not None or self._is_leaving()
-        if is_wanted:
-            return [*said, *self._leave(0, "stopped as asked for")]
         return [*said, *self._leave(1, f"{reason}; the group is to be started anew")]
 
     def _is_leaving(self) -> bool:
-        return self._decision is not None and self._decision.act == "leave"
+        return self._has_left or (self._decision is not None and self._decision.act == "leave")
 
     def _drop(self, reason: str, message: object) -> list[AnyAction]:
         self.counters[reason] += 1

@@ -1,0 +1,248 @@
+"""The ranks of a worker group with their cores, joined by a link, threads and a broker that a seed schedules.
+
+One thread, no clock; a rank is in `group_rank`, the broker in `group_broker`.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from typing import Any
+
+from reelwire import messages as m
+from reelwire.tensors import Inline, TensorRef
+from reelwire.workers import actions, events, group_events
+from reelwire.workers.group_events import AtStage, Form, LeaveGroup, LoadJobs, StartJob, StepJob
+
+from .group_broker import Broker, Work
+from .group_rank import VERSION, Meet, Rank
+
+
+class GroupWorld:
+    """All of them, and chance."""
+
+    version = VERSION
+    a_tensor = TensorRef("uint8", (1,), Inline(b"x"))
+
+    def __init__(self, spec: Any, toy: Any, seed: int, size: int) -> None:
+        self.chance = random.Random(seed)
+        self.spec, self.toy, self.size = spec, toy, size
+        self.now = 0.0
+        self.slow = self.chance.choice([*range(size), -1, -1])  # which rank takes longer than the others
+        self.faults = False
+        self.processes: dict[int, Rank] = {}
+        self.contents: dict[str, tuple[int, int]] = {}
+        self.applied: dict[tuple[str, int], Any] = {}
+        self.meets: dict[str, Meet] = {}
+        self.stopping: set[str] = set()
+        self.asked_to_stop: set[int] = set()
+        self.codes: list[int | None] = []
+        self.steps_begun = 0
+        self.to_broker: dict[int, deque[tuple[int, Any]]] = {}
+        self.to_notice: deque[Rank] = deque()
+        self.broker = Broker(self)
+        self.ranks: list[Rank] = [Rank(self, number) for number in range(size)]
+        for rank in self.ranks:
+            rank.handle(events.Started(self.now))
+
+    def start(self, number: int) -> None:
+        """A process that has ended is started again, as whoever watches them does; it is another one."""
+        self.ranks[number] = rank = Rank(self, number)
+        rank.handle(events.Started(self.now))
+
+    def next_pid(self) -> int:
+        """A number that no process had."""
+        return len(self.processes) + 1
+
+    # --- what the world is to its parts --------------------------------------------------------------------------------
+
+    def faulty(self, probability: float) -> bool:
+        """Whether something goes wrong now."""
+        return self.faults and self.chance.random() < probability
+
+    def failing(self, rank: Rank, meet: Meet | None) -> bool:
+        """Whether the order of a rank raises there, apart from all others."""
+        order = rank.thread.order
+        if isinstance(order, LoadJobs | LeaveGroup) or (
+            isinstance(order, AtStage) and isinstance(order.job.work, actions.BuildStage)
+        ):
+            return False
+        return self.faulty(0.001 if isinstance(order, Form) else 0.01)
+
+    def deliver(self, rank: int, attachment: int, message: Any) -> None:
+        """The broker's socket."""
+        if not self.ranks[rank].is_over and not self.ranks[rank].is_cut:
+            self.ranks[rank].inbox.append((attachment, message))
+
+    def content_of(self, file: str) -> tuple[int, int]:
+        """A file that somebody has made: steps and trail."""
+        return self.contents[file]
+
+    def epoch_of(self, rank: Rank) -> int:
+        """Of the group."""
+        return int(rank.core._hello().group.epoch)
+
+    def check_end(self, job: Work, ended: m.JobEnded) -> None:
+        """A job is cancelled only if that was asked for."""
+        assert ended.state == "failed" or job.is_cancelled, "nobody asked for that"
+        assert ended.state == "cancelled" or ended.failure is not None
+
+    def exits(self, rank: Rank, code: int | None) -> None:
+        """A process has ended; None: killed."""
+        rank.is_over, rank.code = True, code
+        self.codes.append(code)
+        rank.thread.round = 0
+        for each in self.ranks:
+            if each is not rank and each.fellows.get(rank.number) is rank:
+                each.gone.append(rank.number)
+        self.to_notice.append(rank)
+
+    def kill(self, rank: Rank) -> None:
+        """SIGKILL."""
+        if not rank.is_over:
+            self.to_broker[rank.number].clear()
+            self.exits(rank, None)
+
+    # --- what must always hold -------------------------------------------------------------------------------------------
+
+    def compare(self, rank: Rank) -> None:
+        """All ranks do the same in the same order; who isn't able says so instead."""
+        leader, at = rank.fellows.get(0, rank).thread.log, len(rank.thread.log) - 1
+        if rank.number:
+            assert at < len(leader), "a rank does what the leader doesn't"
+            assert rank.thread.log[at] in (leader[at], ("unable",)), (rank.number, rank.thread.log[at], leader[at])
+        else:
+            behind = [len(each.thread.log) for number, each in rank.fellows.items() if number]
+            assert all(count >= at for count in behind), "the next decision came before the last one was answered"
+
+    def watch(self, order: Any) -> None:
+        """What the leader begins: streaming before steps, and no step of what was cancelled."""
+        if not isinstance(order, StepJob | StartJob):
+            return
+        leader: Any = self.ranks[0].core
+        self.steps_begun += 1
+        for actor in leader.actors.values():
+            first = actor.first
+            if actor.offer.grouped and first is not None:
+                number = getattr(first.work, "sequence", 0)
+                assert not leader._leader._bodies.everywhere(number), "streaming waits for a second step"
+        if isinstance(order, StepJob):
+            job = self.ranks[0].thread.job
+            assert job is not None
+            assert f"{job.run.job} {job.run.attempt}" not in self.stopping, "a step after the cancel came"
+
+    # --- chance ----------------------------------------------------------------------------------------------------------
+
+    def step(self) -> None:
+        """One thing happens."""
+        what, which = self.choose()
+        match what:
+            case "broker hears":
+                self.broker.hear(which, *self.to_broker[which].popleft())
+            case "hears":
+                self.rank_hears(which)
+            case "link":
+                which.handle(group_events.LinkSaid(self.now, *which.link.popleft()))
+            case "happened":
+                which.handle(which.happened.popleft())
+            case "gone":
+                which.handle(group_events.FellowLost(self.now, which.gone.popleft(), "its process has ended"))
+            case "thread":
+                which.go_on()
+            case "stage":
+                self.ranks[0].stage_done(which)
+            case "cut":
+                which.is_cut = False
+                which.handle(events.OutboxFull(self.now))
+            case "notice":
+                self.notice()
+            case "start":
+                self.start(which)
+            case "act":
+                self.broker.act()
+            case "time":
+                self.pass_time()
+            case _:
+                self.go_wrong(what)
+
+    def choose(self) -> tuple[str, Any]:
+        """What may happen now."""
+        chance = self.chance
+        if chance.random() < 0.05:
+            return "time", None
+        if self.faults and chance.random() < 0.008:
+            return chance.choice(["kill", "cut all", "stop", "cancel", "cancel", "cancel"]), None
+        can: list[tuple[str, Any]] = [("broker hears", rank) for rank, queue in self.to_broker.items() if queue]
+        living = [rank for rank in self.ranks if not rank.is_over]
+        can += [("hears", rank) for rank in living if rank.inbox and not rank.is_cut]
+        can += [("link", rank) for rank in living if rank.link]
+        can += [("happened", rank) for rank in living if rank.happened]
+        can += [("gone", rank) for rank in living if rank.gone and not rank.link]
+        threads = [("thread", rank) for rank in living if rank.can_go_on()]
+        can += [each for each in threads if each[1].number != self.slow or chance.random() < 0.2] * 2
+        can += [("stage", stage) for stage in self.ranks[0].stages if not self.ranks[0].is_over]
+        can += [("cut", rank) for rank in living if rank.is_cut]
+        can += [("notice", None)] * bool(self.to_notice)
+        can += [("start", rank.number) for rank in self.ranks if rank.is_over]
+        can += [("act", None)]
+        return chance.choice(can)
+
+    def rank_hears(self, rank: Rank) -> None:
+        """From the broker."""
+        attachment, message = rank.inbox.popleft()
+        rank.handle(events.Received(self.now, attachment, message))
+        if isinstance(message, m.StopJob):
+            self.stopping.add(f"{message.job} {message.attempt}")
+
+    def notice(self) -> None:
+        """The broker sees that a process is silent."""
+        rank = self.to_notice.popleft()
+        if self.ranks[rank.number] is rank:
+            while self.to_broker[rank.number]:
+                self.broker.hear(rank.number, *self.to_broker[rank.number].popleft())
+            self.broker.lose(rank.number, "it is silent")
+
+    def go_wrong(self, what: str) -> None:
+        """A process dies or is asked to stop, the broker dies, somebody changes his mind."""
+        living = [rank for rank in self.ranks if not rank.is_over]
+        if not living:
+            return
+        match what:
+            case "kill":
+                if self.chance.random() < 0.3:
+                    self.kill(self.chance.choice(living))
+            case "stop":
+                if self.chance.random() < 0.3:
+                    self.stop(self.chance.choice(living))
+            case "cut all":
+                self.cut_all()
+            case _:
+                self.broker.cancel(self.chance.choice(self.broker.jobs))
+
+    def stop(self, rank: Rank) -> None:
+        """SIGTERM, once."""
+        if rank.pid not in self.asked_to_stop:
+            self.asked_to_stop.add(rank.pid)
+            rank.handle(events.ShutdownRequested(self.now))
+
+    def cut_all(self) -> None:
+        """The broker is killed, and another one comes."""
+        for rank in self.ranks:
+            self.to_broker[rank.number] = deque()
+            rank.inbox.clear()
+            rank.is_cut = not rank.is_over
+        self.to_notice.clear()
+        self.broker.begin()
+
+    def pass_time(self) -> None:
+        """Time goes on when everybody has read what was there for him, as loops do."""
+        self.now += 0.5
+        for number in list(self.to_broker):
+            while self.to_broker[number]:
+                self.broker.hear(number, *self.to_broker[number].popleft())
+        for number in list(self.broker.attached):
+            self.broker.say(number, m.Heartbeat())
+        for rank in self.ranks:
+            while rank.inbox and not rank.is_over:
+                self.rank_hears(rank)
+            rank.handle(events.Tick(self.now))

@@ -1,0 +1,100 @@
+"""The ranks of a worker group under a seeded schedule: they never hang, and never come out of step; see `group_world`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from .group_broker import CHUNKS
+from .group_rank import Rank, expected
+from .group_world import GroupWorld
+
+EVENTS_MAX = 40_000
+
+
+def play(world: GroupWorld, faulty_steps: int) -> None:
+    """With faults for a while, and then until all that was asked for is answered."""
+    world.faults = True
+    for _ in range(faulty_steps):
+        world.step()
+    world.faults = False
+    for _ in range(EVENTS_MAX):
+        if world.broker.is_over:
+            break
+        world.step()
+    assert world.broker.is_over, describe(world)
+
+
+def describe(world: GroupWorld) -> str:
+    """Where it hangs."""
+    ranks = [f"{rank.number}: {rank.core.status()} {rank.thread.order} over={rank.is_over}" for rank in world.ranks]
+    return "\n".join([*ranks, world.broker.state, str(world.broker.jobs), str(world.broker.films)])
+
+
+def check_results(world: GroupWorld) -> None:
+    """Whatever slipped in, was lost and began again: a result is what an undisturbed job gives."""
+    for job in world.broker.jobs:
+        if job.state == "succeeded":
+            assert job.result == expected(job.name, job.parameters["steps"])
+
+
+def settle(world: GroupWorld) -> None:
+    """Everything arrives, also what a stuck thread ends in, and nothing is left of what nobody needs any more."""
+    for _ in range(EVENTS_MAX):
+        if all(is_clean(rank) for rank in world.ranks):
+            return
+        world.step()
+    raise AssertionError(f"caches, jobs or files that nobody needs\n{describe(world)}")
+
+
+def is_clean(rank: Rank) -> bool:
+    """Whether a rank holds nothing."""
+    left = rank.thread.sessions or rank.thread.job or rank.made or rank.thread.order
+    return not rank.is_over and not left
+
+
+@pytest.mark.seeds(500)
+def test_groups_02_04_11_13_the_ranks_never_hang_and_never_get_out_of_step(toy: Any, seed: int) -> None:
+    """Whatever fails, dies, is cut off, cancelled or stopped: all is answered, and all ranks did the same in one order."""
+    world = GroupWorld(toy.spec, toy, seed, size=1 + seed % 4)
+    play(world, 700)
+    check_results(world)
+    settle(world)
+
+
+@pytest.mark.seeds(40)
+def test_groups_03_without_faults_all_is_done_and_no_message_is_out_of_protocol(toy: Any, seed: int) -> None:
+    """Whatever the order in which things happen: each session is completed, each job done at its first attempt."""
+    world = GroupWorld(toy.spec, toy, seed, size=1 + seed % 4)
+    while not world.broker.is_over:
+        world.step()
+    settle(world)
+    check_results(world)
+    assert {film.outcome for film in world.broker.films} == {"completed"}
+    assert {job.attempt for job in world.broker.jobs} == {1}
+    assert {job.state for job in world.broker.jobs if not job.parameters["fails"]} <= {"succeeded"}
+    assert world.codes == []
+    assert all(rank.was_ready for rank in world.ranks)
+    for rank in world.ranks:
+        assert rank.core.status()["dropped"] == {}
+
+
+@pytest.mark.seeds(60)
+def test_groups_11_ranks_that_are_asked_to_stop_leave_together_and_lose_nothing(toy: Any, seed: int) -> None:
+    """Whichever rank is asked, and when: no session is lost, the job goes on elsewhere, and no process ends in an error."""
+    world = GroupWorld(toy.spec, toy, seed, size=1 + seed % 4)
+    later = world.chance.randint(1, 400)
+    while world.broker.state != "formed":
+        world.step()
+    for _ in range(later):
+        world.step()
+    world.stop(world.chance.choice(world.ranks))
+    while not world.broker.is_over:
+        world.step()
+    settle(world)
+    check_results(world)
+    assert {film.outcome for film in world.broker.films} <= {"completed", "failed"}
+    assert all(film.done in (0, CHUNKS) for film in world.broker.films)  # one that came too late is refused
+    assert set(world.codes) <= {0}
+    assert {job.state for job in world.broker.jobs if not job.parameters["fails"]} == {"succeeded"}
