@@ -62,7 +62,8 @@ class Job(JobBase):
 
     def on_checked(self, event: t.Checked) -> None:
         """Make the job durable."""
-        self.record = replace(self.record, media=event.media)
+        if event.media:
+            self.record = replace(self.record, media=event.media)
         self.request.files = []  # the record refers to them now
         self.state = "committing"
         self._at.persist(self.id, self.record, then=self._committed)

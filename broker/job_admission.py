@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from reelwire import messages as m
 from reelwire.checks import shown
@@ -56,7 +56,28 @@ class _Checking:
     job: Job
     files: list[_File]
     is_output_right: bool = False
-    media: dict[str, tuple[StoredFile, ...]] = field(default_factory=dict)
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether nothing is left to be looked at."""
+        return self.is_output_right and all(file.is_right for file in self.files)
+
+    @property
+    def next_file(self) -> _File:
+        """The file that is to be looked at."""
+        return next(file for file in self.files if not file.is_right)
+
+    @property
+    def media(self) -> dict[str, tuple[StoredFile, ...]]:
+        """All files by the names of their inputs."""
+        found: dict[str, tuple[StoredFile, ...]] = {}
+        for file in self.files:
+            if file.stored is not None:
+                found[file.wanted.name] = (*found.get(file.wanted.name, ()), file.stored)
+        return found
+
+
+_Right = tuple[str, dict[str, Plain], list[_File]]
 
 
 class Admission:
@@ -88,17 +109,29 @@ class Admission:
             if draining:
                 self._refuse(peer, request, Failure("shutdown", "the broker stops"))
                 return
-            record, files = self._checked(peer, event, request)
+            suffix, parameters, files = self._checked(peer, event, request)
         except RequestError as error:
             self._refuse(peer, request, Failure("request", error.reason, field=error.field))
             return
-        full = self._full(record.client)
+        full = self._full(peer.name)
         if full:
             self._refuse(peer, request, Failure("overload", full, retry_after_s=at.retry_after_s()))
             return
         at.number += 1
-        name = f"{at.number}-{hashlib.blake2b(event.entropy, digest_size=6, person=b'job').hexdigest()}"
-        job = Job(at, self._quota, replace(record, job=name, number=at.number), "checking")
+        record = JobRecord(
+            job=f"{at.number}-{hashlib.blake2b(event.entropy, digest_size=6, person=b'job').hexdigest()}",
+            number=at.number,
+            key=request.key,
+            client=peer.name,
+            kind=request.kind,
+            suffix=suffix,
+            parameters=parameters,
+            priority=request.priority,
+            output=request.output,
+            submitted_at=at.wall,
+            asked=digest(request),
+        )
+        job = Job(at, self._quota, record, "checking")
         job.request.askers[peer] = None
         if not files and not request.output:
             job.handle(Checked({}))
@@ -135,8 +168,8 @@ class Admission:
         else:
             self._at.desk.send(peer, m.JobAccepted(request.key, info_of(self._at, known)))
 
-    def _checked(self, peer: Peer, event: Received, request: m.SubmitJob) -> tuple[JobRecord, list[_File]]:
-        """The record of a job as far as it is known, and the files of the request.
+    def _checked(self, peer: Peer, event: Received, request: m.SubmitJob) -> _Right:
+        """What the kind's results are called, the complete parameters, and the files of the request.
 
         Raises:
             RequestError: a field is wrong; it says which, and what is accepted.
@@ -160,21 +193,7 @@ class Admission:
         if len(request.output) > PATH_CHARACTERS_MAX:
             reason = f"a path of {len(request.output)} characters; accepted: {PATH_CHARACTERS_MAX}"
             raise RequestError("output", reason)
-        complete: dict[str, Plain] = {**parameters}
-        record = JobRecord(
-            job="",
-            number=0,
-            key=request.key,
-            client=peer.name,
-            kind=request.kind,
-            suffix=spec.suffix,
-            parameters=complete,
-            priority=request.priority,
-            output=request.output,
-            submitted_at=at.wall,
-            asked=digest(request),
-        )
-        return record, files
+        return spec.suffix, {**parameters}, files
 
     def _check_file(self, peer: Peer, file: _File) -> None:
         asked = file.asked
@@ -213,26 +232,17 @@ class Admission:
                 self._look(checking)
 
     def _look(self, checking: _Checking) -> None:
-        """Have the next thing of a request looked at, or say that all of it is right."""
-        job, shelf, record = checking.job, self._at.shelf, checking.job.record
+        """Have the next thing of a request looked at."""
+        shelf, record = self._at.shelf, checking.job.record
         if not checking.is_output_right:
             shelf.ask(lambda ticket: CheckOutput(ticket, record.output, record.suffix), self._output_checked)
             return
-        file = next((file for file in checking.files if not file.is_right), None)
-        if file is None:
-            self._active = None
-            media = {
-                name: self._stored(checking, name) for name in dict.fromkeys(f.wanted.name for f in checking.files)
-            }
-            job.handle(Checked(media))
-        elif file.stored is None:
+        file = checking.next_file
+        if file.stored is None:
             shelf.begin_import()
             shelf.ask(_importing(file, self._at.config.upload_bytes_max), self._imported)
         else:
             shelf.ask(_inspecting(file, file.stored), self._inspected)
-
-    def _stored(self, checking: _Checking, name: str) -> tuple[StoredFile, ...]:
-        return tuple(file.stored for file in checking.files if file.wanted.name == name and file.stored is not None)
 
     def _output_checked(self, event: FileEvent) -> None:
         checking = self._looked_at()
@@ -243,7 +253,7 @@ class Admission:
     def _imported(self, event: FileEvent) -> None:
         checking = self._looked_at()
         assert isinstance(event, FileDone), "a file was imported, and something else is said"
-        file = next(file for file in checking.files if not file.is_right)
+        file = checking.next_file
         failure = event.failure
         if failure is None:
             failure = self._keep_import(checking.job, file, StoredFile(event.sha256, event.nbytes))
@@ -267,7 +277,7 @@ class Admission:
     def _inspected(self, event: FileEvent) -> None:
         checking = self._looked_at()
         assert isinstance(event, FileDone), "a file was looked into, and something else is said"
-        file = next(file for file in checking.files if not file.is_right)
+        file = checking.next_file
         file.is_right = True
         self._next(checking, event.failure, file.field)
 
@@ -281,6 +291,8 @@ class Admission:
         if checking.job.state == "checking":
             if failure is not None:
                 checking.job.handle(Refused(replace(failure, field=field)))
+            elif checking.is_complete:
+                checking.job.handle(Checked(checking.media))
             else:
                 self._waiting.append(checking)
         self._go_on()

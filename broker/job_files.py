@@ -165,11 +165,6 @@ class Shelf:
         assert not self._unheld or self._imports or set(self._unheld) <= set(coming), "a file is left that nobody needs"
         assert not set(self._unheld) & set(self._files), "a file that is needed would be removed"
 
-    @property
-    def asked(self) -> int:
-        """How many answers of the store are waited for."""
-        return len(self._asked)
-
     def _tidy(self) -> None:
         if self._unheld and not self._imports:
             for file in [file for file in self._unheld if file not in self._coming]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from reelwire.job_parts import parts_of
+from reelwire.job_parts import FILE_PART_BYTES, parts_of
 
 from .actions import ReadPart
 from .events import PartRead
@@ -20,8 +20,10 @@ from .peers import Peer
 READS_PER_PEER_MAX = 4
 READS_MAX = 32
 """Parts that are read at once, for one peer and for all."""
-AHEAD_PARTS_MAX = 16
+AHEAD_PARTS_MAX = 8
 """Most parts that may be asked for and not be sent yet: more wouldn't have room on their way."""
+HEADER_BYTES_MAX = 1024
+"""What a message has beside a part, at most."""
 Name = int | str
 
 
@@ -111,6 +113,9 @@ class Outgoing:
         """Let parts below `below` go; why not, or an empty text."""
         sending = self._lines[peer].sendings[name]
         below = min(below, sending.parts)
+        misfit = peer.limits.misfit([HEADER_BYTES_MAX, min(FILE_PART_BYTES, sending.file.nbytes)])
+        if misfit is not None:
+            return f"a part of it is a {misfit}"
         if below - sending.next > AHEAD_PARTS_MAX:
             return f"{below - sending.next} parts are wanted at once; accepted: {AHEAD_PARTS_MAX}"
         if below > sending.below:
@@ -119,28 +124,17 @@ class Outgoing:
             self._read()
         return ""
 
-    def end(self, peer: Peer, name: Name) -> None:
-        """A peer gets no more of a file."""
-        line = self._lines[peer]
-        sending = line.sendings.pop(name)
-        if sending.ticket:
-            del self._reads[sending.ticket]
-            line.reads -= 1
-        if not line.sendings:
-            del self._lines[peer]
-
     def give_up(self, peer: Peer, name: Name) -> None:
         """A peer wants no more of a file, if it still has any to come."""
         if self.find(peer, name) is not None:
-            self.end(peer, name)
-            self._turns.setdefault(peer)
+            self._end(peer, name)
             self._read()
 
     def end_all(self, peer: Peer) -> None:
         """A peer is gone."""
         line = self._lines.get(peer)
         for name in list(line.sendings) if line is not None else ():
-            self.end(peer, name)
+            self._end(peer, name)
         self._read()
 
     def end_job(self, job: str, reason: str) -> None:
@@ -152,7 +146,7 @@ class Outgoing:
             if sending.job == job
         ]
         for peer, name, sending in found:
-            self.end(peer, name)
+            self._end(peer, name)
             sending.over(reason)
         self._read()
 
@@ -174,6 +168,18 @@ class Outgoing:
                 assert peer in self._turns, "a peer's turn never comes"
                 waiting = True
         assert not waiting or len(self._reads) == READS_MAX, "parts that may go aren't read"
+
+    def _end(self, peer: Peer, name: Name) -> None:
+        """A peer gets no more of a file; whoever calls it lets others have their turn."""
+        line = self._lines[peer]
+        sending = line.sendings.pop(name)
+        if sending.ticket:
+            del self._reads[sending.ticket]
+            line.reads -= 1
+        if line.sendings:
+            self._turns.setdefault(peer)  # another file of its may have waited for that
+        else:
+            del self._lines[peer]
 
     def _read(self) -> None:
         """Read for whoever's turn it is, as much as may be read."""
@@ -202,10 +208,10 @@ class Outgoing:
             if event.data:
                 sending.send(sending.next, event.data)
                 sending.next += 1
-            if not event.data or sending.next == sending.parts:
-                self.end(peer, name)
-                sending.over(event.reason or "it can't be read" if not event.data else "")
             self._turns.setdefault(peer)
+            if not event.data or sending.next == sending.parts:
+                self._end(peer, name)
+                sending.over((event.reason or "it can't be read") if not event.data else "")
         self._read()
 
 

@@ -48,10 +48,18 @@ class _Line:
     kinds: dict[str, list[int]] = field(default_factory=dict)
 
     def count(self, kinds: Collection[str]) -> int:
-        return sum(len(numbers) for kind, numbers in self.kinds.items() if kind in kinds)
+        count = 0
+        for kind, numbers in self.kinds.items():
+            if kind in kinds:
+                count += len(numbers)
+        return count
 
     def below(self, number: int, kinds: Collection[str]) -> int:
-        return sum(bisect_left(numbers, number) for kind, numbers in self.kinds.items() if kind in kinds)
+        count = 0
+        for kind, numbers in self.kinds.items():
+            if kind in kinds:
+                count += bisect_left(numbers, number)
+        return count
 
     def first(self, kinds: Collection[str]) -> int | None:
         return min((numbers[0] for kind, numbers in self.kinds.items() if kind in kinds), default=None)
@@ -69,7 +77,7 @@ class _Level:
     counts: Counter[str] = field(default_factory=Counter)
 
     def count(self, kinds: Collection[str]) -> int:
-        return sum(count for kind, count in self.counts.items() if kind in kinds)
+        return sum([count for kind, count in self.counts.items() if kind in kinds])
 
 
 class JobQueue:
@@ -163,8 +171,10 @@ class JobQueue:
                 ahead += index
             elif before >= 0:
                 count = line.count(kinds)
-                # of the one with the same tag whoever came first
-                ahead += min(before, count) + (before < count and line.below(place.number, kinds) > before)
+                if before >= count:
+                    ahead += count
+                else:  # of the one with the same tag whoever came first
+                    ahead += before + (line.below(place.number, kinds) > before)
         return ahead
 
     def order(self, kinds: Collection[str]) -> Iterator[str]:

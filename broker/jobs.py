@@ -321,7 +321,7 @@ class Jobs:
                 outgoing.begin(peer, request, self._result(peer, request, job, result, message.first))
             reason = outgoing.more(peer, request, message.parts)
             if reason:
-                outgoing.end(peer, request)
+                outgoing.give_up(peer, request)
                 self._decline(peer, request, reason, field="parts")
 
     def _result(self, peer: Peer, request: int, job: JobBase, result: StoredFile, first: int) -> Sending:
@@ -415,14 +415,13 @@ class Jobs:
             found = [(job, stored) for job in jobs.values() for stored in job.files if stored.file == name]
             if not found or not 0 <= message.first < parts_of(found[0][1].nbytes):
                 desk.count("files_refused", peer=peer.name)
-                desk.send(
-                    peer, m.FileGone(shortened(name), "it is no file of a job of this worker's, or has no such part")
-                )
+                reason = "it is no file of a job of this worker's, or has no such part"
+                desk.send(peer, m.FileGone(shortened(name), reason))
                 return
             outgoing.begin(peer, name, self._job_file(peer, *found[0], message.first))
         reason = outgoing.more(peer, name, message.parts)
         if reason:
-            outgoing.end(peer, name)
+            outgoing.give_up(peer, name)
             desk.send(peer, m.FileGone(name, reason))
 
     def _job_file(self, peer: Peer, job: JobBase, stored: StoredFile, first: int) -> Sending:

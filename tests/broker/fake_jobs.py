@@ -34,6 +34,7 @@ class Shop:
         commits: the journal writes at once.
         works: the store does at once what it is asked for.
         turns: each message is a turn of its own.
+        told: what anybody was told, in order.
     """
 
     def __init__(self, disk: Disk | None = None, now: float = 1000.0, **settings: Any) -> None:
@@ -45,6 +46,7 @@ class Shop:
         self.core._desk.begin(now)
         self.peers: dict[bytes, Any] = {}
         self.logs: list[Log] = []
+        self.told: list[Any] = []
         self.commits = self.works = self.turns = True
         self.checks = True
         self._entropy = 0
@@ -182,6 +184,7 @@ class Peer:
             self.attachment = attachment
         if not isinstance(message, m.Heartbeat | m.Welcome | m.ProbeMemory):
             self.inbox.append(message)
+            self.shop.told.append(message)
             self.answer(message)
 
     def answer(self, message: Any) -> None:
@@ -190,6 +193,15 @@ class Peer:
     def say(self, message: Any) -> None:
         """Tell the broker something."""
         self.shop.say(self, message)
+
+    def reply(self, message: Any) -> None:
+        """Tell the broker something when it is done with what it does, if it is still there."""
+
+        def tell() -> None:
+            if self.attachment:
+                self.say(message)
+
+        self.shop.later(tell)
 
     def heard(self, kind: type) -> list[Any]:
         """All messages of a kind."""
@@ -275,8 +287,8 @@ class Client(Peer):
         """Send the parts that are granted; keep those that come."""
         match message:
             case m.UploadGrant(upload=name, parts=parts):
-                data = self.uploads[name]
-                while self.sent[name] < parts:
+                data = self.uploads.get(name, b"")
+                while self.sent.get(name, parts) < parts:
                     index = self.sent[name]
                     self.sent[name] += 1
                     self.shop.later(lambda index=index: self.part(name, index, data))
@@ -323,7 +335,7 @@ class Worker(Peer):
         match message:
             case m.LeadGroup(epoch=epoch):
                 self.epoch = epoch
-                self.shop.later(lambda: self.attachment and self.say(m.GroupFormed(epoch)))
+                self.reply(m.GroupFormed(epoch))
             case m.WantFile() if self.gives:
                 self.give(message)
             case m.EndGroup():
@@ -332,10 +344,12 @@ class Worker(Peer):
     def give(self, want: m.WantFile) -> None:
         """Send parts of a file, as they are wanted."""
         for index in range(want.first, want.parts):
-            self.shop.later(lambda index=index: self.attachment and self.part(want.file, index))
+            self.shop.later(lambda index=index: self.part(want.file, index))
 
     def part(self, file: str, index: int) -> None:
         """Send one part of a file."""
+        if not self.attachment:
+            return
         part = self.files[file][index * FILE_PART_BYTES : (index + 1) * FILE_PART_BYTES]
         self.say(m.FilePart(file, index, TensorRef("uint8", (len(part),), Inline(part))))
 

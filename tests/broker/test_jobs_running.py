@@ -438,3 +438,51 @@ def test_a_kind_that_nobody_does_any_more_waits_for_a_worker(shop: Shop) -> None
     assert client.info(job).waits_for == "group"
     shop.drop(other)
     assert client.info(job).waits_for == "worker"
+
+
+def test_a_client_watches_so_many_jobs(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is over is told nobody; one that is watched already isn't counted again."""
+    monkeypatch.setattr("reelwire.broker.job_news.WATCHES_PER_CLIENT_MAX", 2)
+    client = begun(shop)[0]
+    jobs = [client.accepted(f"k{index}") for index in range(3)]
+    for job in [*jobs, jobs[0]]:
+        client.say(m.WatchJob(job))
+    assert shop.counter("watches_refused") == 1
+    assert [each.job.job for each in client.heard(m.JobChanged)] == [*jobs[:2], jobs[0]]
+    shop.drop(client)
+    shop.jobs.check()
+
+
+def test_who_watches_a_job_that_is_forgotten_in_the_same_turn_is_told_of_its_end(shop: Shop) -> None:
+    """The end comes before the oblivion."""
+    client, worker, run = begun(shop)
+    client.say(m.WatchJob(run.job))
+    shop.turns = False
+    worker.finish(run)
+    client.take(m.JobChanged)
+    client.ask(m.DeleteJob, run.job)
+    shop.turn()
+    assert [each.job.state for each in client.take(m.JobChanged)] == ["succeeded"]
+
+
+def test_facts_that_are_too_large_are_left_out(shop: Shop) -> None:
+    """Of all that is told of the job: its result is what counts."""
+    client, worker, run = begun(shop)
+    worker.finish(run, text="x" * 100_000)
+    assert client.info(run.job).facts == {}
+    assert client.info(run.job).state == "succeeded"
+
+
+def test_a_newer_checkpoint_takes_the_place_of_one_that_comes(shop: Shop) -> None:
+    """And the result that of both: nothing of them is left."""
+    _, worker, run = begun(shop)
+    worker.gives = False
+    worker.checkpoint(run, 1)
+    worker.checkpoint(run, 1)
+    assert len(worker.heard(m.WantFile)) == 1
+    worker.checkpoint(run, 2)
+    worker.part(sha256(b"at 1"), 0)
+    assert shop.counter("parts_of_no_file") == 1
+    worker.gives = True
+    worker.finish(run)
+    assert list(shop.disk.files.values()) == [b"result"]

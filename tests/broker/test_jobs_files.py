@@ -1,0 +1,489 @@
+"""Uploads, results on their way to clients, what is kept of all that and for how long."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any
+
+import pytest
+
+from reelwire import messages as m
+from reelwire.broker.job_incoming import WINDOW_PARTS
+from reelwire.broker.job_outgoing import AHEAD_PARTS_MAX, READS_PER_PEER_MAX
+from reelwire.job_parts import FILE_PART_BYTES
+from reelwire.tensors import Inline, Shared, TensorRef
+from reelwire.wire import Limits
+
+from .fake_jobs import Shop
+from .fake_store import sha256
+
+MIB = FILE_PART_BYTES
+
+
+@pytest.fixture
+def shop() -> Shop:
+    """A broker with nobody attached."""
+    return Shop()
+
+
+def part(data: bytes, dtype: str = "uint8") -> TensorRef:
+    """A part of a file."""
+    return TensorRef(dtype, (len(data),), Inline(data))
+
+
+def done(shop: Shop, worker: Any, client: Any, key: str, data: bytes) -> str:
+    """A job that has succeeded, with that result."""
+    job: str = client.accepted(key)
+    worker.finish(worker.runs[-1], data)
+    return job
+
+
+# --- uploads -----------------------------------------------------------------------------------------------------------
+
+
+def test_protocol_6_parts_of_an_upload_are_granted_a_few_ahead_of_what_is_written(shop: Shop) -> None:
+    """Absolute numbers, which only rise; the last one is all parts."""
+    client = shop.client()
+    shop.works = False
+    client.upload(b"v" * (10 * MIB + 1))
+    assert client.heard(m.UploadGrant) == [m.UploadGrant("u", WINDOW_PARTS)]
+    assert client.sent["u"] == WINDOW_PARTS
+    shop.works = True
+    shop.settle()
+    grants = [grant.parts for grant in client.heard(m.UploadGrant)]
+    assert grants == [*range(WINDOW_PARTS, 12)]
+    assert client.heard(m.UploadStored) == [m.UploadStored("u")]
+
+
+def test_an_empty_upload_is_there_at_once(shop: Shop) -> None:
+    """It has no parts; whether it is of any use is another question."""
+    client = shop.client()
+    client.upload(b"")
+    assert client.heard(m.UploadStored)
+    assert not client.heard(m.UploadGrant)
+
+
+def test_groups_09_what_the_broker_has_isnt_asked_for_again(shop: Shop) -> None:
+    """Of this client, or of a job; another client's file isn't admitted to be there."""
+    client, other = shop.client(), shop.client("other")
+    client.upload(b"video", "u1")
+    client.upload(b"video", "u2")
+    assert len(client.heard(m.UploadGrant)) == 1
+    assert len(client.heard(m.UploadStored)) == 2
+    other.upload(b"video", "o1")
+    assert other.heard(m.UploadGrant)
+    client.say(m.BeginUpload("u3", "video", 99, sha256(b"video")))
+    assert client.heard(m.UploadRefused)[0].failure.field == "video"
+
+
+@pytest.mark.parametrize(
+    ("nbytes", "file"), [(-1, "0" * 64), (1001, "0" * 64), (1 << 62, "0" * 64), (5, "x"), (5, "A" * 64), (5, "")]
+)
+def test_an_upload_that_cant_be_is_refused_with_its_field(nbytes: int, file: str) -> None:
+    """Its size and its hash are looked at before anything comes."""
+    shop = Shop(upload_bytes_max=1000)
+    client = shop.client()
+    client.say(m.BeginUpload("u", "images[3]", nbytes, file))
+    (refused,) = client.heard(m.UploadRefused)
+    assert (refused.upload, refused.failure.kind, refused.failure.field) == ("u", "request", "images[3]")
+    assert not shop.disk.errands
+
+
+@pytest.mark.parametrize("name", ["", "x" * 257])
+def test_an_upload_with_a_strange_name_is_refused(shop: Shop, name: str) -> None:
+    """1 to 256 characters."""
+    client = shop.client()
+    client.say(m.BeginUpload(name, "f" * 5000, 5, "0" * 64))
+    (refused,) = client.heard(m.UploadRefused)
+    assert len(refused.failure.field) < 600
+
+
+def test_a_client_has_so_many_uploads() -> None:
+    """That are part of no job yet: a job takes its files over."""
+    shop = Shop(uploads_per_client_max=2)
+    shop.worker()
+    client = shop.client()
+    video = client.upload(b"video", "u1")
+    client.upload(b"image", "u2")
+    client.upload(b"more", "u3")
+    (refused,) = client.take(m.UploadRefused)
+    assert (refused.upload, refused.failure.kind) == ("u3", "overload")
+    client.accepted("k", "v2v", media={"video": (video,)})
+    client.upload(b"more", "u4")
+    assert not client.heard(m.UploadRefused)
+
+
+@pytest.mark.parametrize(
+    ("index", "data"),
+    [
+        (1, part(b"v" * MIB)),
+        (0, part(b"v" * (MIB - 1))),
+        (0, part(b"")),
+        (-1, part(b"v" * MIB)),
+        (0, part(b"v" * MIB, "int8")),
+        (0, TensorRef("uint8", (MIB, 1), Inline(b"v" * MIB))),
+        (0, TensorRef("uint8", (MIB,), Shared("owner", "segment", 1))),
+        (1 << 62, part(b"v" * MIB)),
+    ],
+)
+def test_a_part_that_isnt_the_next_one_ends_the_upload(shop: Shop, index: int, data: TensorRef) -> None:
+    """Out of order, of another size, of another sort: nothing of it is kept, and later parts are dropped."""
+    client = shop.client()
+    client.say(m.BeginUpload("u", "video", 2 * MIB, "0" * 64))
+    client.say(m.UploadPart("u", index, data))
+    assert client.heard(m.UploadRefused)[0].failure.field == "video"
+    client.say(m.UploadPart("u", 0, part(b"v" * MIB)))
+    assert shop.counter("parts_of_no_upload") == 1
+    assert not shop.disk._incoming
+
+
+def test_a_part_beyond_the_grant_ends_the_upload(shop: Shop) -> None:
+    """Whoever doesn't wait for room has none."""
+    client = shop.client()
+    shop.works = False
+    client.say(m.BeginUpload("u", "video", 9 * MIB, "0" * 64))
+    for index in range(WINDOW_PARTS + 1):
+        client.say(m.UploadPart("u", index, part(b"v" * MIB)))
+    assert client.heard(m.UploadRefused)
+    shop.works = True
+    shop.settle()
+    assert not shop.disk._incoming
+
+
+@pytest.mark.parametrize("fault", ["hash", "disk"])
+def test_an_upload_that_cant_be_stored_is_refused(shop: Shop, fault: str) -> None:
+    """Its hash is another one, or the disk says no."""
+    client = shop.client()
+    if fault == "disk":
+        shop.disk.fails = lambda action: "no room" if type(action).__name__ == "AppendPart" else ""
+    client.upload(b"video", file="0" * 64 if fault == "hash" else "")
+    assert client.heard(m.UploadRefused)[0].failure.field == "video"
+    assert not shop.disk.files
+
+
+def test_a_name_that_is_in_use_ends_both_uploads(shop: Shop) -> None:
+    """Nobody could tell which of them an answer is about."""
+    client = shop.client()
+    client.upload(b"video")
+    client.say(m.BeginUpload("u", "video", 5, "0" * 64))
+    assert client.heard(m.UploadRefused)
+    assert not shop.disk.files
+
+
+def test_an_upload_that_stands_still_is_given_up() -> None:
+    """After `stall_s`: it takes room that others need."""
+    shop = Shop(stall_s=10.0)
+    client = shop.client()
+    client.say(m.BeginUpload("u", "video", 9 * MIB, "0" * 64))
+    shop.advance(8.0)
+    client.say(m.UploadPart("u", 0, part(b"v" * MIB)))
+    shop.advance(8.0)
+    assert not client.heard(m.UploadRefused)
+    shop.advance(3.0)
+    assert client.heard(m.UploadRefused)[0].failure.kind == "timeout"
+
+
+@pytest.mark.parametrize("is_complete", [True, False])
+def test_what_a_client_leaves_behind_is_dropped(shop: Shop, is_complete: bool) -> None:
+    """Complete or not: no job needs it."""
+    client = shop.client()
+    shop.works = is_complete
+    client.upload(b"v" * (5 * MIB))
+    shop.drop(client)
+    shop.works = True
+    shop.settle()
+    assert not shop.disk.files
+    assert not shop.disk._incoming
+
+
+def test_what_is_complete_when_it_is_given_up_is_removed(shop: Shop) -> None:
+    """The store had it a moment before it was told not to want it."""
+    client = shop.client()
+    shop.works = False
+    client.upload(b"video")
+    events: deque[Any] = deque()
+    while shop.disk.errands:
+        events.append(shop.disk.do_one(shop.now))
+    assert shop.disk.files
+    shop.drop(client)
+    while events:
+        event = events.popleft()
+        if event is not None:
+            shop.handle(event)
+    shop.works = True
+    shop.settle()
+    assert not shop.disk.files
+
+
+def test_a_file_that_is_imported_while_the_last_one_lets_go_of_it_stays(shop: Shop) -> None:
+    """The store finds that it has the file already, and the order to remove it must not come after that."""
+    shop.disk.outside["/in/a.mp4"] = b"video"
+    worker, client = shop.worker(), shop.client()
+    client.accepted("k1", "v2v", media={"video": (client.upload(b"video"),)})
+    shop.works = False
+    client.submit("k2", "v2v", media={"video": (m.Media(path="/in/a.mp4"),)})
+    worker.fail(worker.runs[0])
+    assert [type(errand).__name__ for errand in shop.disk.errands] == ["ImportFile"]
+    shop.works = True
+    shop.settle()
+    assert list(shop.disk.files.values()) == [b"video"]
+    assert len(worker.runs) == 2
+
+
+# --- results -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_result_is_sent_as_far_as_it_is_wanted(shop: Shop) -> None:
+    """Parts below the number that was said, once each; a number that was said before does nothing."""
+    worker, client = shop.worker(), shop.client()
+    job = done(shop, worker, client, "k", b"r" * (6 * MIB))
+    for below in (2, 1, 2, 4):
+        client.say(m.FetchResult(7, job, 0, below))
+    assert [each.index for each in client.heard(m.ResultPart)] == [0, 1, 2, 3]
+    assert shop.disk.records[job].fetched_at is None
+    client.say(m.FetchResult(7, job, 0, 99))
+    assert [each.index for each in client.heard(m.ResultPart)] == [*range(6)]
+    assert shop.disk.records[job].fetched_at is not None
+    client.say(m.FetchResult(8, job, 5, 6))
+    assert client.heard(m.ResultPart)[-1].request == 8
+
+
+@pytest.mark.parametrize(
+    ("first", "parts", "field"), [(-1, 2, "first"), (3, 9, "first"), (1 << 62, 9, "first"), (0, 0, ""), (0, -5, "")]
+)
+def test_parts_that_arent_there_are_refused(shop: Shop, first: int, parts: int, field: str) -> None:
+    """No part at all is none too few."""
+    worker, client = shop.worker(), shop.client()
+    job = done(shop, worker, client, "k", b"r" * (3 * MIB))
+    answer = client.ask(m.FetchResult, job, first=first, parts=parts)
+    assert (answer.failure.field if answer else "") == field
+
+
+def test_a_result_cant_be_had_from_any_job(shop: Shop) -> None:
+    """One that isn't there, hasn't ended, or has failed: a sentence says so."""
+    worker, client = shop.worker(), shop.client()
+    job = client.accepted()
+    assert "preparing" in client.ask(m.FetchResult, job, first=0, parts=1).failure.message
+    assert "no job" in client.ask(m.FetchResult, "x" * 10_000, first=0, parts=1).failure.message
+    worker.fail(worker.runs[0])
+    assert "failed" in client.ask(m.FetchResult, job, first=0, parts=1).failure.message
+
+
+def test_a_client_fetches_within_bounds(shop: Shop) -> None:
+    """So many results at once, so many parts ahead, one job per number."""
+    worker, client = shop.worker(), shop.client()
+    job = done(shop, worker, client, "k", b"r" * ((AHEAD_PARTS_MAX + 2) * MIB))
+    other = done(shop, worker, client, "k2", b"s" * (2 * MIB))
+    refused = client.ask(m.FetchResult, job, first=0, parts=AHEAD_PARTS_MAX + 1)
+    assert refused.failure.field == "parts"
+    for number in range(100, 104):
+        client.say(m.FetchResult(number, job, 0, 1))
+    client.say(m.FetchResult(104, job, 0, 1))
+    assert client.heard(m.JobRefused)[-1].failure.kind == "overload"
+    client.say(m.FetchResult(100, other, 0, 1))
+    assert client.heard(m.JobRefused)[-1].failure.field == "request"
+
+
+def test_parts_are_read_in_turns_and_a_few_at_a_time(shop: Shop) -> None:
+    """Neither one result nor one client has all of the store."""
+    worker, clients = shop.worker(), [shop.client("a"), shop.client("b")]
+    jobs = [done(shop, worker, clients[0], f"k{index}", bytes([index]) * (8 * MIB)) for index in range(4)]
+    shop.works = False
+    for client in clients:
+        for number, job in enumerate(jobs):
+            client.say(m.FetchResult(number, job, 0, 8))
+    assert len(shop.disk.errands) == 2 * READS_PER_PEER_MAX
+    for _ in range(16):
+        shop.work()
+    assert [len(client.heard(m.ResultPart)) for client in clients] == [8, 8]
+    assert {each.request for each in clients[0].heard(m.ResultPart)[:4]} == {0, 1, 2, 3}
+    shop.drop(clients[0])
+    shop.works = True
+    shop.settle()
+    assert len(clients[1].heard(m.ResultPart)) == 32
+
+
+def test_a_result_that_cant_be_read_is_said_so(shop: Shop) -> None:
+    """It isn't taken for fetched."""
+    worker, client = shop.worker(), shop.client()
+    job = done(shop, worker, client, "k", b"result")
+    shop.disk.fails = lambda _action: "the disk is broken"
+    assert "the disk is broken" in client.ask(m.FetchResult, job, first=0, parts=1).failure.message
+    assert shop.disk.records[job].fetched_at is None
+
+
+def test_only_what_has_ended_can_be_deleted(shop: Shop) -> None:
+    """It is answered when that is durable; the key is free then, and the file is gone."""
+    worker, client = shop.worker(), shop.client()
+    job = client.accepted()
+    assert client.ask(m.DeleteJob, job).failure.field == "job"
+    client.say(m.WatchJob(job))
+    worker.finish(worker.runs[0])
+    shop.commits = False
+    assert client.ask(m.DeleteJob, job) is None
+    assert shop.disk.files
+    shop.commit()
+    shop.settle()
+    assert client.heard(m.Jobs)[-1].jobs[0].state == "succeeded"
+    assert not shop.disk.files
+    assert not shop.disk.records
+    shop.commits = True
+    assert client.accepted() != job
+
+
+def test_a_deleted_result_is_sent_no_further(shop: Shop) -> None:
+    """Whoever fetches it is told why."""
+    worker, client = shop.worker(), shop.client()
+    job = done(shop, worker, client, "k", b"r" * (5 * MIB))
+    client.say(m.FetchResult(70, job, 0, 2))
+    client.ask(m.DeleteJob, job)
+    refused = client.heard(m.JobRefused)[-1]
+    assert refused.request == 70
+    assert "deleted" in refused.failure.message
+
+
+def test_a_client_gives_a_result_up(shop: Shop) -> None:
+    """No part of it comes any more, and another one has its turn."""
+    worker, client = shop.worker(), shop.client()
+    job = done(shop, worker, client, "k", b"r" * (6 * MIB))
+    shop.works = False
+    client.say(m.FetchResult(7, job, 0, 4))
+    client.say(m.FetchResult(7, job, 0, 0))
+    client.say(m.FetchResult(8, job, 0, 1))
+    shop.works = True
+    shop.settle()
+    assert [each.request for each in client.heard(m.ResultPart)] == [8]
+
+
+def test_parts_that_a_peer_cant_take_are_refused(shop: Shop) -> None:
+    """Instead of messages that cost it its connection."""
+    worker, client = shop.worker(), shop.client()
+    job = done(shop, worker, client, "k", b"r" * (6 * MIB))
+    shop.core._peers.by_route[client.route].limits = Limits(frame_bytes_max=1000)
+    assert client.ask(m.FetchResult, job, first=0, parts=1).failure.field == "parts"
+
+
+def test_a_worker_is_sent_the_files_of_its_job_and_no_others(shop: Shop) -> None:
+    """From the part on that it names, as far as it says; what can't be read is said."""
+    worker, client = shop.worker(), shop.client()
+    video = client.upload(b"video" + b"v" * (5 * MIB))
+    client.accepted("k", "v2v", media={"video": (video,)})
+    other = client.upload(b"video of somebody else", "u2")
+    (run,) = worker.runs
+    file = run.media["video"][0].file
+    for first, below in ((0, 2), (2, 4), (4, 99)):
+        worker.say(m.WantFile(file, first, below))
+    assert [each.index for each in worker.heard(m.FilePart)] == [*range(6)]
+    worker.say(m.WantFile(file, 5, 6))
+    assert worker.heard(m.FilePart)[-1].index == 5
+    for wrong in (m.WantFile(other.sha256, 0, 1), m.WantFile(file, 6, 7), m.WantFile(file, 0, 99)):
+        worker.inbox.clear()
+        shop.works = False
+        worker.say(wrong)
+        assert worker.heard(m.FileGone) or wrong.parts == 99
+        shop.works = True
+        shop.settle()
+    shop.disk.fails = lambda _action: "the disk is broken"
+    worker.say(m.WantFile(file, 3, 4))
+    assert worker.heard(m.FileGone)[-1].reason == "the disk is broken"
+
+
+def test_what_goes_to_a_worker_stops_with_its_job(shop: Shop) -> None:
+    """It failed while its video was on its way."""
+    worker, client = shop.worker(), shop.client()
+    client.accepted("k", "v2v", media={"video": (client.upload(b"video" + b"v" * (5 * MIB)),)})
+    (run,) = worker.runs
+    shop.works = False
+    worker.say(m.WantFile(run.media["video"][0].file, 0, 4))
+    worker.fail(run)
+    shop.works = True
+    shop.settle()
+    assert not worker.heard(m.FilePart)
+    assert not shop.disk.files
+
+
+# --- how long, and how much -----------------------------------------------------------------------------------------------
+
+
+def test_groups_15_jobs_are_kept_for_so_long() -> None:
+    """Then record and result are gone; also when the broker was restarted in between."""
+    shop = Shop(result_keep_s=100.0)
+    worker, client = shop.worker(), shop.client()
+    done(shop, worker, client, "k", b"one")
+    shop.advance(60.0)
+    later = done(shop, worker, client, "k2", b"two")
+    shop.drop(worker)
+    shop = shop.restart()
+    client = shop.client()
+    shop.advance(50.0)
+    assert [info.job for info in client.ask(m.AskJobs).jobs] == [later]
+    assert list(shop.disk.files.values()) == [b"two"]
+    shop.advance(100.0)
+    assert not shop.disk.records
+    assert not shop.disk.files
+
+
+def test_groups_15_so_many_jobs_are_remembered() -> None:
+    """Those that ended first are forgotten first."""
+    shop = Shop(jobs_kept_max=2)
+    worker, client = shop.worker(), shop.client()
+    jobs = [done(shop, worker, client, f"k{index}", b"x") for index in range(4)]
+    assert [info.job for info in client.ask(m.AskJobs).jobs] == jobs[:1:-1]
+
+
+def test_groups_15_a_quota_is_kept_and_fetched_results_go_first() -> None:
+    """Of these the oldest; then those that nobody has fetched, the oldest first; the jobs stay known."""
+    shop = Shop(state_bytes_max=4 * MIB)
+    worker, client = shop.worker(), shop.client()
+    jobs = [done(shop, worker, client, f"k{index}", bytes([index]) * MIB) for index in range(4)]
+    for index in (2, 1):
+        shop.advance(1.0)
+        client.fetch(jobs[index])
+    gone = []
+    for index in range(4, 8):
+        jobs.append(done(shop, worker, client, f"k{index}", bytes([index]) * MIB))
+        assert sum(map(len, shop.disk.files.values())) <= 4 * MIB
+        gone.append([at for at, job in enumerate(jobs) if not client.info(job).result_bytes])
+    assert gone == [[2], [1, 2], [0, 1, 2], [0, 1, 2, 3]]
+    assert client.info(jobs[0]).state == "succeeded"
+    assert "made room" in client.ask(m.FetchResult, jobs[0], first=0, parts=1).failure.message
+    assert client.accepted("k0") == jobs[0]
+
+
+def test_groups_15_an_upload_pushes_out_only_what_was_fetched() -> None:
+    """Else it is refused; a job's own files never go."""
+    shop = Shop(state_bytes_max=2 * MIB)
+    worker, client = shop.worker(), shop.client()
+    job = done(shop, worker, client, "k", b"r" * MIB)
+    client.upload(b"v" * (2 * MIB), "u1")
+    assert client.heard(m.UploadRefused)[0].failure.kind == "overload"
+    client.fetch(job)
+    client.upload(b"v" * (2 * MIB), "u2")
+    assert client.heard(m.UploadStored) == [m.UploadStored("u2")]
+    assert list(shop.disk.files.values()) == [b"v" * (2 * MIB)]
+
+
+def test_groups_15_a_result_for_which_there_is_no_room_fails_its_job() -> None:
+    """A checkpoint is done without; nothing is pushed out for what doesn't fit anyway."""
+    shop = Shop(state_bytes_max=2 * MIB)
+    worker, client = shop.worker(), shop.client()
+    kept = done(shop, worker, client, "k", b"r" * MIB)
+    job = client.accepted("k2")
+    worker.checkpoint(worker.runs[-1], 5, b"c" * (3 * MIB))
+    assert shop.counter("checkpoints_without_room") == 1
+    worker.finish(worker.runs[-1], b"s" * (3 * MIB))
+    failure = client.info(job).failure
+    assert failure is not None
+    assert failure.kind == "overload"
+    assert client.info(kept).result_bytes == MIB
+
+
+def test_status_says_what_there_is(shop: Shop) -> None:
+    """As plain data: jobs by their state, those that run, files and bytes."""
+    worker, client = shop.worker(), shop.client()
+    done(shop, worker, client, "k", b"r" * 10)
+    job = client.accepted("k2")
+    status: Any = shop.core.status()["jobs"]
+    assert status["states"] == {"succeeded": 1, "preparing": 1}
+    assert status["running"] == [{"job": job, "kind": "t2v", "state": "preparing", "group": "g-w"}]
+    assert (status["files"], status["files_bytes"]) == (1, 10)
