@@ -18,7 +18,7 @@ import secrets
 import struct
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import msgpack
 
@@ -47,7 +47,7 @@ def write_values(folder: Path, values: Mapping[str, Any]) -> FileOffer:
     """
     buffers: list[Buffer] = []
     header = codec.encoder(Artifact)(to_artifact(values), buffers)
-    packed = msgpack.packb([header, [memoryview(buffer).nbytes for buffer in buffers]])
+    packed = cast("bytes", msgpack.packb([header, [memoryview(buffer).nbytes for buffer in buffers]]))
     if len(packed) > HEADER_BYTES_MAX:
         raise ValueError(f"plain values of {len(packed)} bytes; accepted: {HEADER_BYTES_MAX}, and arrays beside them")
     digest, nbytes = hashlib.sha256(), 0

@@ -161,10 +161,10 @@ class Bond:
             os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")
             options["device_id"] = torch.device(self._device)
             options["pg_options"] = dist.ProcessGroupNCCL.Options(is_high_priority_stream=True)
+        self._joined = True  # from here on there may be something to be left
         dist.init_process_group(
             backend, store=store, rank=self._rank, world_size=self._world, timeout=self._timeout, **options
         )
-        self._joined = True
         group = dist.group.WORLD
         assert group is not None, "a process group was made, and isn't there"
         if backend == "nccl":
@@ -202,6 +202,8 @@ class Bond:
                     alarm.tell(self._store[1])
                 with contextlib.suppress(RuntimeError):
                     _abort()
+        if not dist.is_initialized():  # the others weren't met
+            return
         with contextlib.suppress(RuntimeError):  # a group that is broken already says so once more
             dist.destroy_process_group()
         if dist.is_initialized():  # it raised half-way

@@ -68,8 +68,13 @@ class Files:
         self._known: OrderedDict[tuple[str, int, int, int, int], str] = OrderedDict()
         self._fetched: dict[str, _Fetched] = {}
 
-    def find(self, run: RunJob) -> tuple[dict[str, str], tuple[FileOffer, ...]]:
-        """Path of each of a job's files that can be read here, by its name, and those that can't: they may be fetched."""
+    def find(self, run: RunJob, *, fetches: bool = True) -> tuple[dict[str, str], tuple[FileOffer, ...]]:
+        """Path of each of a job's files that can be read here, by its name, and those that can't.
+
+        Args:
+            run: the job.
+            fetches: the missing ones may be fetched: the attempt holds them until they are dropped.
+        """
         found: dict[str, str] = {}
         missing: dict[str, FileOffer] = {}
         for offer in offers_of(run):
@@ -80,7 +85,7 @@ class Files:
                 found[offer.file] = path
             else:
                 missing[offer.file] = offer
-            if not path or Path(path).parent == self.folder:
+            if fetches and (not path or Path(path).parent == self.folder):
                 self._holders.setdefault(offer.file, set()).add((run.job, run.attempt, None))
         return found, tuple(missing.values())
 

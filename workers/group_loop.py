@@ -309,7 +309,7 @@ class Together:
         files, loop = self._files, self._loop
         match action:
             case FindFiles():
-                found, missing = files.find(action.run)
+                found, missing = files.find(action.run, fetches=self._config.rank == 0)
                 loop.post(FilesFound(time.monotonic(), action.run.sequence, found, missing))
             case WritePart():
                 try:

@@ -144,6 +144,9 @@ class _Loop:
 
     def close(self) -> list[str]:
         """Close everything; the stages whose threads didn't end."""
+        with self._lock:
+            if self._exit_code is None:  # whatever went wrong: from here on no other thread touches the socket
+                self._exit_code = 1
         for thread in self._threads.values():
             thread.stop()
         until = time.monotonic() + JOIN_LIMIT_S

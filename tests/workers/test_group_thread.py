@@ -53,7 +53,9 @@ from reelwire.workers.group_events import (
 LIMIT_S = 30.0
 SPEC = JobSpec("toy", "for tests", media=(MediaInput("video", "video"),), stages=("denoise",))
 PICTURE = JobSpec("picture", "for tests", suffix=".png")
-FRAMES = np.zeros((2, 4, 4, 3), np.uint8)
+HALF: Any = 0.5
+LIST: Any = [[1]]
+FRAMES: Any = np.zeros((2, 4, 4, 3), np.uint8)
 
 
 def jobs_of(run: Callable[[Any], Any], library: str = "numpy", spec: JobSpec = SPEC) -> Any:
@@ -309,12 +311,12 @@ def steps_of(*steps: Any, output: Any = None) -> Callable[[Any], Any]:
         (steps_of("a step"), "yields a str; accepted: a JobStep"),
         (steps_of(JobStep("encode", 0, 1)), "stage 'encode'; its spec says denoise"),
         (steps_of(JobStep("denoise", 2, 1)), "step 2 of 1"),
-        (steps_of(JobStep("denoise", 0.5, 1)), "step 0.5"),  # type: ignore[arg-type]
+        (steps_of(JobStep("denoise", HALF, 1)), "step 0.5"),
         (steps_of(output="a clip"), "ends with a str"),
-        (steps_of(output=JobOutput([[1]])), "made a list"),  # type: ignore[arg-type]
+        (steps_of(output=JobOutput(LIST)), "made a list"),
         (steps_of(output=JobOutput(FRAMES[0])), r"made uint8\[4, 4, 3\]"),
         (steps_of(output=JobOutput(FRAMES[:0])), "with pixels in it"),
-        (steps_of(output=JobOutput(FRAMES.astype(np.float32))), "made float32"),  # type: ignore[arg-type]
+        (steps_of(output=JobOutput(FRAMES.astype(np.float32))), "made float32"),
         (steps_of(output=JobOutput(FRAMES[..., :1])), "accepted: uint8"),
         (steps_of(output=JobOutput(FRAMES, float("nan"))), "frames per second"),
         (steps_of(output=JobOutput(FRAMES, facts={"x": object()})), "plain value"),

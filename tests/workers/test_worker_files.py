@@ -76,7 +76,12 @@ def test_a_hash_is_worked_out_once(files: Files, tmp_path: Path, monkeypatch: py
     """As long as the file is the same: place, size and time."""
     hashed: list[int] = []
     digest_of = module.digest_of
-    monkeypatch.setattr(module, "digest_of", lambda descriptor: hashed.append(1) or digest_of(descriptor))
+
+    def counted(descriptor: int) -> tuple[str, int]:
+        hashed.append(descriptor)
+        return digest_of(descriptor)
+
+    monkeypatch.setattr(module, "digest_of", counted)
     path = tmp_path / "file"
     path.write_bytes(b"one")
     for _ in range(3):
@@ -120,9 +125,8 @@ def test_a_file_that_arrives_wrong_is_dropped(files: Files, trouble: str) -> Non
         files.write(wanted, part(wanted, 1))
         files.write(wanted, part(wanted, 2))
     assert not [path for path in files.folder.iterdir() if path.name.endswith(".part")]
-    for index in range(3):
-        done = files.write(wanted, part(wanted, index))
-    assert done[1]
+    assert [files.write(wanted, part(wanted, index))[0] for index in range(3)] == [1, 2, 3]
+    assert files.find(run(wanted))[0]
 
 
 def test_a_full_disk_is_no_room() -> None:
