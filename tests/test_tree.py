@@ -36,12 +36,16 @@ DOWNWARD = (
 WAKES = {"loop", "supervisor", "client_loop"}
 # Shared memory, for whoever writes it, reads it, or cleans up; never the broker.
 MEMORY = ("segment_files", "segments")
-MEMORY_FILES = {"workers": {"memory", "loop", "runner", "values", "supervisor"}, "client_memory": {"client_memory"}}
+MEMORY_FILES = {
+    "workers": {"memory", "stage_work", "values", "files", "group_loop", "supervisor"},
+    "client_memory": {"client_memory"},
+}
 # What stands on the first row: the SDK and the commands. They may import each other, downward.
 FACE = (
-    "client_events", "client_view", "client_desk", "client_streams", "client_core", "client_values",
-    "client_request", "client_memory", "client_door", "client_loop", "client_session", "client",
-    "client_awaiting", "client_async", "__init__", "settings", "poses", "timeline", "commands", "cli", "__main__",
+    "client_job_events", "client_events", "client_view", "client_desk", "client_jobs", "client_streams", "client_core",
+    "client_values", "client_request", "client_files", "client_job_request", "client_memory", "client_door", "client_loop",
+    "client_session", "client_job", "client", "client_awaiting", "client_job_async", "client_async", "__init__",
+    "settings", "poses", "timeline", "commands", "cli", "__main__",
 )  # fmt: skip
 
 ZMQ = {"zmq"}
@@ -56,34 +60,36 @@ WORLD = {
 PICKLED = {"pickle", "cPickle", "dill", "cloudpickle", "shelve", "marshal"}
 
 SDK_ZMQ_FILES = {"client_loop", "client"}
-SDK_PURE = {"client_events", "client_view", "client_desk", "client_streams", "client_core", "client_values"}
+SDK_PURE = {
+    "client_job_events", "client_events", "client_view", "client_desk", "client_jobs", "client_streams", "client_core",
+    "client_values",
+}  # fmt: skip
 
 # Files of a folder that may touch what the rest of the folder may not.
 ZMQ_FILES = {
     "broker": {"loop", "auth"},
-    "workers": {"loop"},
-    "commands": {
-        "bench_broker",
-        "bench_forwarder",
-        "bench_lean",
-        "bench_payload",
-    },  # they measure a bare socket beside ours
-}
+    "workers": {"loop", "group_loop", "link"},
+    "commands": {"bench_broker", "bench_forwarder", "bench_lean", "bench_payload"},  # beside ours they measure a bare socket
+}  # fmt: skip
 CLOCK_FILES = {
     "broker": {"loop", "metrics", "store", "prober"},
-    "workers": {"loop", "runner", "emulated", "group", "supervisor"},
+    "workers": {"loop", "group_loop", "threads", "group", "stage_work", "collectives", "emulated", "emulated_jobs", "supervisor"},
     "segments": {"segments"},
-}
-WORKER_TORCH_FILES = {"runner", "values", "group"}
+}  # fmt: skip
+WORKER_TORCH_FILES = {"device", "values", "collectives"}
 # It looks at everything, each time inside of a function.
 DOCTOR = {"reelwire.commands.diagnosis"}
-WORKER_PIPELINE_FILES = {"runner", "group", "emulated"}
+WORKER_PIPELINE_FILES = {
+    "runner", "stage_work", "group", "group_loop", "group_events", "job_runner", "results", "collectives", "emulated",
+    "emulated_jobs",
+}  # fmt: skip
 IMPURE = {
-    "broker": {
-        "loop", "endpoint", "store", "journal", "files", "exporting", "media_roots", "media_probe", "prober", "state_folder",
-    },  # fmt: skip
-    "workers": {"loop", "runner", "emulated", "group", "supervisor", "config"},
-}
+    "broker": {"loop", "endpoint", "store", "journal", "files", "exporting", "media_roots", "media_probe", "prober", "state_folder"},
+    "workers": {
+        *CLOCK_FILES["workers"], *ZMQ_FILES["workers"], "runner", "device", "fellows", "files", "checkpoints", "results",
+        "config",
+    },
+}  # fmt: skip
 
 
 def sources(folder: Path) -> list[Path]:
@@ -198,7 +204,7 @@ def allowed(name: str) -> set[str]:
         reach = {*DOWNWARD, "workers", "__init__"} | wake | memory
         return reach | {"pipeline"} if file in WORKER_PIPELINE_FILES else reach
     if at == "pipeline":
-        return {"pipeline", "kernels", "spec"}
+        return {"pipeline", "kernels", "spec", "job_spec"}
     assert at == "kernels", f"{name}: enter the file in the table of this test, with what it may import"
     return set()
 
