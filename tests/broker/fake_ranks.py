@@ -25,6 +25,8 @@ class Rank(Worker):
         self.rank = rank
         self.epoch = 0
         self.has_left = False
+        if rank == 0:
+            self.bound = team.bound  # what its former processes bound holds as well
 
     @property
     def bodies(self) -> list[Any]:
@@ -107,6 +109,7 @@ class Team:
         self.limits: list[dict[str, int]] = [{}] * size
         self.more = more
         self.forms = True
+        self.bound: dict[tuple[str, int], m.Applied] = {}
         self.ranks: list[Rank] = []
 
     @property

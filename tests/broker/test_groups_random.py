@@ -274,10 +274,11 @@ def check_bodies(chaos: GroupChaos) -> None:
             if rank.attachment:
                 found = [body.sequence for body in rank.bodies]
                 assert found == list(range(1, len(found) + 1))
-                assert rank.bodies == team.leader.bodies
+                if team.leader.attachment and rank.epoch == team.leader.epoch:
+                    assert rank.bodies == team.leader.bodies
 
 
-@pytest.mark.seeds(60)
+@pytest.mark.seeds(40)
 def test_groups_05_sessions_live_through_any_schedule_of_groups(kit: Any, seed: int) -> None:
     """Chunks come in order, each once; all ranks are told the same; every session ends; nothing is left in a table."""
     chaos = GroupChaos(kit, 5000 + seed)
