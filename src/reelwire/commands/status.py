@@ -1,12 +1,18 @@
-"""`reelwire status`: what is there."""
+"""`reelwire status`: what is there: workers, groups, sessions, jobs."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
 
+from .job_bar import duration, said_of
 from .shared import ConfigFile, Endpoint, Json, load_settings, print_json, print_table
 
+if TYPE_CHECKING:
+    from .. import JobStatus
+
+JOBS_SHOWN_MAX = 20
 _WORDS = {
     "draining": "takes no new sessions (draining)",
     "clients": "clients now, with this command",
@@ -16,21 +22,22 @@ _WORDS = {
 
 
 def status(endpoint: Endpoint = None, config: ConfigFile = None, as_json: Json = False) -> None:
-    """Print the broker's workers, stages and sessions."""
+    """Print the broker's workers and groups, its sessions, and its jobs, the newest first."""
     from .. import Client
     from ..settings import ClientSettings
 
     client_settings = load_settings(config).resolve("client", ClientSettings, {"endpoint": endpoint}).value
     with Client(client_settings.endpoint, connect_timeout_s=client_settings.connect_timeout_s) as client:
         state = client.status()
+        jobs = client.jobs()
     if as_json:
-        print_json(state)
+        print_json({**state, "jobs": {**state["jobs"], "listed": [asdict(job) for job in jobs]}})
         return
-    print_state(client_settings.endpoint, state)
+    print_state(client_settings.endpoint, state, jobs)
 
 
-def print_state(endpoint: str, state: Mapping[str, Any]) -> None:
-    """The state as tables: the broker, its workers with their stages, pipelines, sessions, and what was counted."""
+def print_state(endpoint: str, state: Mapping[str, Any], jobs: Sequence[JobStatus]) -> None:
+    """The state as tables: the broker, its workers with their stages, groups, pipelines, sessions, jobs, and what was counted."""
     single = [
         (_WORDS.get(name, name), _told(value)) for name, value in state.items() if not isinstance(value, list | Mapping)
     ]
@@ -51,6 +58,7 @@ def print_state(endpoint: str, state: Mapping[str, Any]) -> None:
     ]
     if stages:
         print_table("Workers", ("worker", "device", "stage", "state", "sessions", "caches", "tasks", "waiting"), stages)
+    _print_groups(state)
     pipelines = [
         [name, row["workers"], row["sessions"], row["waiting"], row["unserved_stage"] or "-"]
         for name, row in state["pipelines"].items()
@@ -73,8 +81,46 @@ def print_state(endpoint: str, state: Mapping[str, Any]) -> None:
         print_table(
             "Sessions", ("session", "pipeline", "state", "made", "acknowledged", "worker", "waits for"), sessions
         )
+    _print_jobs(state, jobs)
     if state["counters"]:
         print_table("Counters since the start", ("what", "count"), state["counters"].items())
+
+
+def _print_groups(state: Mapping[str, Any]) -> None:
+    groups = [
+        [
+            group["name"],
+            group["state"] + (" (draining)" if group["draining"] else ""),
+            f"{len(group['ranks'])} of {group['world']}",
+            ", ".join(f"{rank['name']} on {rank['device']}" for rank in group["ranks"]),
+            group["kinds"] or "-",
+            group["job"] or "-",
+        ]
+        for group in state["groups"]
+    ]
+    if groups:
+        print_table("Groups", ("group", "state", "ranks", "which", "jobs that it does", "job"), groups)
+
+
+def _print_jobs(state: Mapping[str, Any], jobs: Sequence[JobStatus]) -> None:
+    if not jobs:
+        return
+    rows = [
+        [
+            job.job,
+            job.kind,
+            said_of(job),
+            job.client,
+            job.priority,
+            job.attempt,
+            duration(job.submitted_s),
+            job.failure.message if job.failure else f"{job.result_bytes} bytes" if job.result_bytes else "-",
+        ]
+        for job in jobs[:JOBS_SHOWN_MAX]
+    ]
+    total = sum(state["jobs"]["states"].values())
+    title = "Jobs" if total <= len(rows) else f"Jobs, the newest {len(rows)} of {total}"
+    print_table(title, ("job", "kind", "state", "client", "priority", "attempt", "age", "result"), rows)
 
 
 def _told(value: object) -> object:
