@@ -370,9 +370,9 @@ class LeaderJobs:
             return self._remove(attempt)
         if attempt.ends:
             return self._end(attempt, attempt.failure)
-        attempt.state = "handed"
-        is_safe = attempt.kept is None or attempt.is_taken
-        attempt.due_at = self.now if is_safe else self.now + HAND_BACK_S
+        if attempt.kept is None or attempt.is_taken:
+            return self._remove(attempt)
+        attempt.state, attempt.due_at = "handed", self.now + HAND_BACK_S
         return []
 
     def made(self, event: ResultMade) -> list[AnyAction]:

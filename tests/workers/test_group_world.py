@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from .group_broker import CHUNKS
 from .group_rank import Rank, expected
 from .group_world import GroupWorld
 
@@ -94,7 +93,7 @@ def test_groups_11_ranks_that_are_asked_to_stop_leave_together_and_lose_nothing(
         world.step()
     settle(world)
     check_results(world)
-    assert {film.outcome for film in world.broker.films} <= {"completed", "failed"}
-    assert all(film.done in (0, CHUNKS) for film in world.broker.films)  # one that came too late is refused
+    for film in world.broker.films:  # one that came too late is refused, or finds nobody
+        assert film.outcome == "completed" or (film.outcome in ("failed", "lost") and not film.sent)
     assert set(world.codes) <= {0}
     assert {job.state for job in world.broker.jobs if not job.parameters["fails"]} == {"succeeded"}
