@@ -54,7 +54,8 @@ def is_clean(rank: Rank) -> bool:
 
 
 @pytest.mark.seeds(500)
-def test_groups_02_04_11_13_the_ranks_never_hang_and_never_get_out_of_step(toy: Any, seed: int) -> None:
+@pytest.mark.rule("groups_03", "groups_04", "groups_11", "groups_12", "groups_13")
+def test_groups_02_the_ranks_never_hang_and_never_get_out_of_step(toy: Any, seed: int) -> None:
     """Whatever fails, dies, is cut off, cancelled or stopped: all is answered, and all ranks did the same in one order."""
     world = GroupWorld(toy.spec, toy, seed, size=1 + seed % 4)
     play(world, 700)
