@@ -78,6 +78,7 @@ class Attempt:
         failure: why it has failed.
         progress: where it stands.
         steps: steps of this stage that this attempt did.
+        done: steps of all stages before this one.
         unkept: steps since its state was kept, or since the beginning.
         keeps: its state could be kept where it stands.
         kept: the newest checkpoint.
@@ -99,6 +100,7 @@ class Attempt:
     failure: Failure | None = None
     progress: JobProgress | None = None
     steps: int = 0
+    done: int = 0
     unkept: int = 0
     keeps: bool = False
     kept: JobFile | None = None
@@ -326,6 +328,10 @@ class LeaderJobs:
         if before is not None and before.state == "running":
             attempt.unkept += 1
             attempt.steps = attempt.steps + 1 if before.stage == report.stage else 0
+            if before.stage != report.stage:
+                attempt.done += before.steps
+        elif attempt.run.checkpoint is not None:  # it goes on where an earlier attempt stood
+            attempt.done = max(0, attempt.run.checkpoint_step - report.step)
         attempt.keeps = report.keeps
         step_s = report.took_s if attempt.steps > 1 else 0.0
         attempt.progress = JobProgress(
@@ -354,7 +360,7 @@ class LeaderJobs:
         assert attempt is not None and attempt.progress is not None, "a checkpoint of no job"  # noqa: PT018
         attempt.unkept = 0
         attempt.is_taken = attempt.is_asked_for = False
-        attempt.kept = JobFile(*attempt.key, "checkpoint", offer, attempt.progress.step)
+        attempt.kept = JobFile(*attempt.key, "checkpoint", offer, attempt.done + attempt.progress.step)
         return [*self._tell(attempt, attempt.kept), DropFiles(*attempt.key, "checkpoint", offer.file)]
 
     def not_kept(self) -> None:

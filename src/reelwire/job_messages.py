@@ -195,7 +195,7 @@ class RunJob:
         parameters: complete.
         media: name of an input to its files.
         checkpoint: what an earlier attempt gave up; None: from the beginning.
-        checkpoint_step: the step that it stands at.
+        checkpoint_step: the step that it stands at, counted over all stages.
         checkpoint_steps: steps between two checkpoints.
         sequence: the number that the group's bodies have.
     """
@@ -264,7 +264,7 @@ class JobFile:
         attempt: which attempt.
         role: what it is.
         offer: the file.
-        step: of a checkpoint, the step that it stands at.
+        step: of a checkpoint, the step that it stands at, counted over all stages.
         facts: of a result, what the kind says of it.
     """
 

@@ -72,7 +72,7 @@ class JobInfo:
         step_s: seconds per step, of late.
         left_s: seconds until the stage ends, as far as can be told; None when it can't.
         attempt: which attempt runs or ran, from 1; 0: none was begun.
-        checkpoint_step: the newest step that it can go on from; -1: none.
+        checkpoint_step: the newest step that it can go on from, counted over all stages; -1: none.
         waits_for: while it is queued: ``group`` (all that do its kind are busy) or ``worker`` (none is attached); while it
             runs: ``streaming`` when chunks of streams run in between at this moment.
         submitted_s: seconds since it was submitted.
