@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from reelwire.messages import FileOffer
 
-from .fellows import address_of
+from .fellows import address_of, interface_to
 
 if TYPE_CHECKING:
     import torch
@@ -40,8 +40,9 @@ WATCH_S = 1.0
 """How long one look for the word that a rank has failed waits for it."""
 SHARED_AT_ONCE_BYTES = 4 << 20
 BACKLOG = 4096
-_ALL_LOCAL = "lo" if sys.platform == "linux" else "lo0"
-_INTERFACE = "GLOO_SOCKET_IFNAME"
+_LOOPBACK = "lo" if sys.platform == "linux" else "lo0"
+_INTERFACES = {"gloo": "GLOO_SOCKET_IFNAME", "nccl": "NCCL_SOCKET_IFNAME"}
+"""Variables that say through which network interface a rank is reached."""
 _BROKEN_KINDS = {"DistBackendError", "DistNetworkError", "DistStoreError", "GroupBrokenError"}
 _BROKEN_WORDS = re.compile(
     r"gloo/|Connection (closed|reset|refused)|Timed out waiting|Application timeout|Broken pipe|Socket closed"
@@ -137,6 +138,7 @@ class Bond:
         self._store: tuple[str, TCPStore] | None = None
         self._alarm: Alarm | None = None
         self._joined = False
+        self._chosen = ""  # the interface
 
     def form(self, epoch: int, round_: int, address: str) -> dist.ProcessGroup:
         """Leave the group, if there is one, and meet all other ranks in a new one.
@@ -152,11 +154,9 @@ class Bond:
             self._store = (address, _client(address))
         store = dist.PrefixStore(f"{epoch}/{round_}", self._store[1])  # type: ignore[attr-defined]
         options: dict[str, Any] = {}
-        if self._device == "cpu":
-            self._choose_interface()
-            backend = "gloo"
-        else:
-            backend = "nccl"
+        backend = "gloo" if self._device == "cpu" else "nccl"
+        self._choose_interface(backend, address)
+        if backend == "nccl":
             # Or its watchdog ends the process when a rank fails; it is the alarm that aborts, and the process lives.
             os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")
             options["device_id"] = torch.device(self._device)
@@ -200,8 +200,7 @@ class Bond:
             if failed or alarm.rang:
                 if self._store is not None:
                     alarm.tell(self._store[1])
-                with contextlib.suppress(RuntimeError):
-                    _abort()
+                _abort()
         if not dist.is_initialized():  # the others weren't met
             return
         with contextlib.suppress(RuntimeError):  # a group that is broken already says so once more
@@ -209,13 +208,20 @@ class Bond:
         if dist.is_initialized():  # it raised half-way
             dist.distributed_c10d._update_default_pg(None)  # noqa: SLF001
 
-    def _choose_interface(self) -> None:
-        """Have gloo listen on the loopback interface where that is enough; an interface that somebody chose stays."""
-        chosen = os.environ.get(_INTERFACE)
-        if self.is_local and chosen is None:
-            os.environ[_INTERFACE] = _ALL_LOCAL
-        elif not self.is_local and chosen == _ALL_LOCAL:
-            del os.environ[_INTERFACE]
+    def _choose_interface(self, backend: str, address: str) -> None:
+        """Be reached through the loopback interface where that is enough, else through the one towards the leader.
+
+        Left to themselves, transports guess it from the machine's name. What somebody chose by the variable stays.
+        """
+        variable = _INTERFACES[backend]
+        if variable in os.environ and os.environ[variable] != self._chosen:
+            return
+        host = address.rpartition(":")[0]
+        self._chosen = _LOOPBACK if self.is_local else interface_to(host)
+        if self._chosen:
+            os.environ[variable] = self._chosen
+        else:
+            os.environ.pop(variable, None)
 
 
 class Alarm:
@@ -261,8 +267,7 @@ class Alarm:
                 continue
             if not self._stopped.is_set():
                 self.rang = True
-                with contextlib.suppress(RuntimeError):
-                    self._abort()
+                self._abort()
             return
 
 
@@ -395,4 +400,5 @@ def _abort() -> None:
     """End all collectives of NCCL that run on this rank, and all later ones."""
     import torch.distributed as dist
 
-    dist.distributed_c10d._abort_process_group()  # noqa: SLF001
+    with contextlib.suppress(RuntimeError, ValueError, AssertionError):  # another thread has just done it
+        dist.distributed_c10d._abort_process_group()  # noqa: SLF001

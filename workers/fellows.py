@@ -10,6 +10,7 @@ import os
 import select
 import signal
 import socket
+import struct
 import sys
 from collections.abc import Iterable, Mapping
 from functools import cache
@@ -18,6 +19,8 @@ from typing import cast
 
 from reelwire.errors import ConfigError
 from reelwire.messages import Member
+
+_SIOCGIFADDR = 0x8915  # linux/sockios.h
 
 
 @cache
@@ -49,6 +52,36 @@ def address_of(host: str) -> str:
         reason = f"{host!r} has no address ({error.strerror}); accepted: an address or a name of this machine"
         raise ConfigError("group_host", reason) from error
     return cast("str", found[0][4][0])
+
+
+def interface_to(host: str) -> str:
+    """Name of this machine's network interface that has the address by which `host` sees it; empty: unknown.
+
+    Args:
+        host: a numeric IPv4 address.
+    """
+    if sys.platform != "linux":
+        return ""
+    try:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            probe.connect((host, 9))  # sends nothing
+            own = socket.inet_aton(probe.getsockname()[0])
+            for _, name in socket.if_nameindex():
+                if _address_of_interface(probe, name) == own:
+                    return name
+    except OSError:
+        pass
+    return ""
+
+
+def _address_of_interface(probe: socket.socket, name: str) -> bytes:
+    import fcntl
+
+    try:
+        answer = fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
+    except OSError:  # it has none
+        return b""
+    return answer[20:24]
 
 
 class Fellows:

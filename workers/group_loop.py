@@ -19,7 +19,7 @@ import zmq
 
 import reelwire
 from reelwire import wire
-from reelwire.errors import RequestError
+from reelwire.errors import ConfigError, RequestError
 from reelwire.messages import (
     Artifact,
     Failure,
@@ -140,7 +140,7 @@ class Together:
         loop: the loop.
 
     Raises:
-        OSError: the folder for files can't be made.
+        ConfigError: the folder for files can't be made.
     """
 
     def __init__(
@@ -161,7 +161,10 @@ class Together:
         self._poller = poller
         self._memory = memory
         self._loop = loop
-        self._files = Files(config.scratch_dir)
+        try:
+            self._files = Files(config.scratch_dir)
+        except OSError as error:
+            raise ConfigError("scratch_dir", f"{config.scratch_dir!r} can't be used ({error.strerror})") from error
         self._link: Link | None = None
         self._fellows: Fellows | None = None
         self._meeting: Meeting | None = None
@@ -217,10 +220,13 @@ class Together:
             yield self._happened.pop(0)
 
     def receive(self) -> Iterator[GroupEvent]:
-        """What the other ranks say, and which of them have ended."""
+        """What the other ranks say."""
         if self._link is not None:
             for rank, message in self._link.receive():
                 yield LinkSaid(time.monotonic(), rank, message)
+
+    def ended(self) -> Iterator[GroupEvent]:
+        """Which of the other ranks have ended; only on the loop's thread, which polls their descriptors."""
         for rank in [] if self._fellows is None else self._fellows.ended():
             self._poll_fellows()
             yield FellowLost(time.monotonic(), rank, "its process has ended")

@@ -194,6 +194,8 @@ class _Loop:
         with self._lock:
             if is_small and self._can_pass_on():
                 try:
+                    if self._together is not None:
+                        self._hear(self._together)
                     self._pass_on(report)
                     if self._exit_code is None and not self._left() and not self._is_full():
                         return
@@ -210,7 +212,7 @@ class _Loop:
         """
         if self._exit_code is not None or self._broken is not None:  # the loop may be closing the socket
             return False
-        return self._reports.empty() and not self._left() & _IN
+        return self._reports.empty() and not self._unread() & _IN
 
     def _pass_on(self, report: Finished | GroupEvent) -> None:
         if not isinstance(report, Finished):
@@ -234,11 +236,14 @@ class _Loop:
         return self.wake.fileno() in ready, bool(left & _IN) or self._descriptor in ready
 
     def _left(self) -> int:
-        """What there is to do with the socket now; to be asked after any use of it, as its descriptor may not tell again."""
-        left = _IN if self._together is not None and self._together.readable else 0
+        """What there is to do with the sockets now; to be asked after any use of one, as its descriptor may not tell again."""
+        return self._unread() | (_IN if self._together is not None and self._together.readable else 0)
+
+    def _unread(self) -> int:
+        """The same of the socket alone, without the link to other ranks."""
         if self._socket is None:
-            return left
-        return left | int(self._socket.getsockopt(zmq.EVENTS)) & (_IN | _OUT if self._outbox.blocked else _IN)
+            return 0
+        return int(self._socket.getsockopt(zmq.EVENTS)) & (_IN | _OUT if self._outbox.blocked else _IN)
 
     def _is_full(self) -> bool:
         return self._outbox.nbytes > self._config.outbox_bytes_max
@@ -253,7 +258,8 @@ class _Loop:
                 self._handle(ShutdownRequested(time.monotonic()))
         drained = self._receive() if readable else True
         if self._together is not None:
-            for event in self._together.receive():
+            self._hear(self._together)
+            for event in self._together.ended():
                 self._handle(event)
         if woken:
             while not self._reports.empty():
@@ -283,6 +289,11 @@ class _Loop:
                 for message in envelope.messages:
                     self._handle(Received(now, envelope.attachment, message))
         return False
+
+    def _hear(self, together: Together) -> None:
+        """Take what other ranks say: also before the group thread's own report, which may be the last that is waited for."""
+        for event in together.receive():
+            self._handle(event)
 
     def _handle(self, event: AnyEvent) -> None:
         for action in self._core.handle(event):

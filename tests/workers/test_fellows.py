@@ -14,7 +14,7 @@ import pytest
 
 from reelwire.errors import ConfigError
 from reelwire.messages import Member
-from reelwire.workers.fellows import Fellows, address_of, is_local, this_machine
+from reelwire.workers.fellows import Fellows, address_of, interface_to, is_local, this_machine
 
 LIMIT_S = 30.0
 pytestmark = pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="no pidfd here: nothing is watched")
@@ -128,3 +128,9 @@ def test_an_address_is_numeric() -> None:
     assert address_of("::1") == "::1"
     with pytest.raises(ConfigError, match="group_host"):
         address_of("no.such.host.invalid")
+
+
+def test_the_interface_towards_a_host_is_known() -> None:
+    """To one's own addresses it is the one that has them; nowhere leads none."""
+    assert interface_to("127.0.0.1") == "lo"
+    assert interface_to("no address") == ""
