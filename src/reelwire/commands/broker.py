@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from .shared import ConfigFile, Json, assignments, load_settings, print_json
+from .shared import ConfigFile, Json, MediaRoots, StateDir, assignments, broker_flags, load_settings, print_json
 
 
 def broker(
@@ -17,12 +16,8 @@ def broker(
     insecure: Annotated[
         bool | None, typer.Option("--insecure", help="Bind an address that other machines reach; nothing is encrypted.")
     ] = None,
-    media_roots: Annotated[
-        list[str] | None, typer.Option("--media-root", help="Folder below which jobs may name files. (default: none)")
-    ] = None,
-    state_dir: Annotated[
-        str | None, typer.Option(help="Folder for jobs and their files. (default: one per endpoint and user)")
-    ] = None,
+    media_roots: MediaRoots = None,
+    state_dir: StateDir = None,
     settings: Annotated[
         list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="Any other setting of the broker.")
     ] = None,
@@ -44,13 +39,7 @@ def broker(
         from ..workers.supervisor import die_with_parent
 
         die_with_parent(parent_pid)
-    roots = tuple(str(Path(root).absolute()) for root in media_roots) if media_roots else None
-    flags: dict[str, object] = {
-        "listen": listen,
-        "insecure": insecure,
-        "media_roots": roots,
-        "state_dir": str(Path(state_dir).absolute()) if state_dir else None,
-    }
+    flags = broker_flags(listen, insecure, media_roots, state_dir)
     assigned = assignments(settings or (), "set")
     resolved = load_settings(config).resolve("broker", BrokerConfig, flags, assigned)
 

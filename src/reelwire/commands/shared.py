@@ -37,6 +37,29 @@ Endpoint = Annotated[
     typer.Option("--endpoint", help="Where the broker listens. (default: REELWIRE_BROKER, or tcp://127.0.0.1:7461)"),
 ]
 
+Options = Annotated[
+    list[str] | None, typer.Option("--option", "-o", metavar="NAME=VALUE", help="Option of the pipeline.")
+]
+JobOptions = Annotated[list[str] | None, typer.Option("--job-option", metavar="NAME=VALUE", help="Option of the jobs.")]
+MediaRoots = Annotated[
+    list[str] | None, typer.Option("--media-root", help="Folder below which jobs may name files. (default: none)")
+]
+StateDir = Annotated[
+    str | None, typer.Option(help="Folder for jobs and their files. (default: one per endpoint and user)")
+]
+
+
+def broker_flags(
+    listen: str | None, insecure: bool | None, media_roots: Sequence[str] | None, state_dir: str | None
+) -> dict[str, object]:
+    """What flags say of a broker; folders are those of here."""
+    return {
+        "listen": listen,
+        "insecure": insecure,
+        "media_roots": tuple(str(Path(root).absolute()) for root in media_roots) if media_roots else None,
+        "state_dir": str(Path(state_dir).absolute()) if state_dir else None,
+    }
+
 
 def load_settings(config: Path | None) -> Settings:
     """The layers below the flags."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -23,11 +22,35 @@ from .local import (
     with_state,
     worker_child,
 )
-from .shared import ConfigFile, Json, assignments, load_settings, print_json, tell
+from .shared import (
+    ConfigFile,
+    JobOptions,
+    Json,
+    MediaRoots,
+    Options,
+    StateDir,
+    assignments,
+    broker_flags,
+    load_settings,
+    print_json,
+    tell,
+)
 
 if TYPE_CHECKING:
     from ..settings import Resolved, Settings
     from ..workers.supervisor import Supervisor
+
+_Workers = Annotated[
+    int | None, typer.Option(min=1, help="How many workers beside those of groups. (default: 1 without any group)")
+]
+_Groups = Annotated[
+    list[str] | None,
+    typer.Option("--group", metavar="NAME=RANKS", help="A group of workers that compute together, such as edit=2."),
+]
+_Device = Annotated[
+    str | None,
+    typer.Option(help="Device of the workers, cpu or cuda:N; the ranks of a group have this and those that follow."),
+]
 
 
 def up(
@@ -35,34 +58,16 @@ def up(
     insecure: Annotated[
         bool | None, typer.Option("--insecure", help="Bind an address that other machines reach; nothing is encrypted.")
     ] = None,
-    workers: Annotated[
-        int | None, typer.Option(min=1, help="How many workers beside those of groups. (default: 1 without any group)")
-    ] = None,
-    groups: Annotated[
-        list[str] | None,
-        typer.Option("--group", metavar="NAME=RANKS", help="A group of workers that compute together, such as edit=2."),
-    ] = None,
-    device: Annotated[
-        str | None,
-        typer.Option(
-            help="Device of the workers, cpu or cuda:N; the ranks of a group have this and those that follow."
-        ),
-    ] = None,
+    workers: _Workers = None,
+    groups: _Groups = None,
+    device: _Device = None,
     pipeline: Annotated[str | None, typer.Option(help="What they serve. (default: world)")] = None,
     stages: Annotated[str | None, typer.Option(help="Stages that each serves. (default: all)")] = None,
-    options: Annotated[
-        list[str] | None, typer.Option("--option", "-o", metavar="NAME=VALUE", help="Option of the pipeline.")
-    ] = None,
+    options: Options = None,
     jobs: Annotated[str | None, typer.Option(help="Jobs that each does beside the stream. (default: none)")] = None,
-    job_options: Annotated[
-        list[str] | None, typer.Option("--job-option", metavar="NAME=VALUE", help="Option of the jobs.")
-    ] = None,
-    media_roots: Annotated[
-        list[str] | None, typer.Option("--media-root", help="Folder below which jobs may name files. (default: none)")
-    ] = None,
-    state_dir: Annotated[
-        str | None, typer.Option(help="Folder for jobs and their files. (default: one per endpoint and user)")
-    ] = None,
+    job_options: JobOptions = None,
+    media_roots: MediaRoots = None,
+    state_dir: StateDir = None,
     config: ConfigFile = None,
     as_json: Json = False,
 ) -> None:
@@ -80,15 +85,9 @@ def up(
     from .logs import ChildLines
 
     layers = load_settings(config)
-    roots = tuple(str(Path(root).absolute()) for root in media_roots) if media_roots else None
-    of_broker = {
-        "listen": listen,
-        "insecure": insecure,
-        "media_roots": roots,
-        "state_dir": str(Path(state_dir).absolute()) if state_dir else None,
-    }
-    broker = layers.resolve("broker", BrokerConfig, of_broker)
-    flags = {
+    flags = broker_flags(listen, insecure, media_roots, state_dir)
+    broker = layers.resolve("broker", BrokerConfig, flags)
+    of_workers = {
         "device": device,
         "pipeline": pipeline,
         "stages": stages,
@@ -96,7 +95,7 @@ def up(
         "jobs": jobs,
         "job_options": assignments(job_options, "job-option") if job_options else None,
     }
-    wanted = planned(layers, Asked(workers, tuple(groups or ()), flags))
+    wanted = planned(layers, Asked(workers, tuple(groups or ()), of_workers))
     in_order, refused = True, ""
     endings = Endings()
     lines = ChildLines(as_json=as_json)

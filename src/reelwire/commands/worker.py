@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from .shared import ConfigFile, Json, assignments, load_settings, print_json
+from .shared import ConfigFile, JobOptions, Json, Options, assignments, load_settings, print_json
 
 
 def worker(
@@ -21,9 +21,7 @@ def worker(
     ] = None,
     stages: Annotated[str | None, typer.Option(help="Stages to serve, separated by commas. (default: all)")] = None,
     device: Annotated[str | None, typer.Option(help="cpu or cuda:N. (default: cpu)")] = None,
-    options: Annotated[
-        list[str] | None, typer.Option("--option", "-o", metavar="NAME=VALUE", help="Option of the pipeline.")
-    ] = None,
+    options: Options = None,
     group: Annotated[str | None, typer.Option(help="Name of the worker group that this is a rank of.")] = None,
     rank: Annotated[int | None, typer.Option(min=0, help="Which rank of the group; 0 leads. (default: 0)")] = None,
     world: Annotated[int | None, typer.Option(min=1, help="How many ranks the group has. (default: 1)")] = None,
@@ -31,9 +29,7 @@ def worker(
         str | None,
         typer.Option(help="Jobs to do beside the stream: a name, or path/to/file.py:object. (default: none)"),
     ] = None,
-    job_options: Annotated[
-        list[str] | None, typer.Option("--job-option", metavar="NAME=VALUE", help="Option of the jobs.")
-    ] = None,
+    job_options: JobOptions = None,
     settings: Annotated[
         list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="Any other setting of the worker.")
     ] = None,
@@ -57,7 +53,7 @@ def worker(
     layers = load_settings(config)
     flags: dict[str, object] = {
         "broker": broker,
-        "name": name,
+        "name": f"{group}-{rank or 0}" if group is not None and name is None else name,
         "pipeline": pipeline,
         "stages": stages,
         "device": device,
@@ -68,8 +64,6 @@ def worker(
         "jobs": jobs,
         "job_options": assignments(job_options, "job-option") if job_options else None,
     }
-    if group is not None and name is None:
-        flags["name"] = f"{group}-{rank or 0}"
     assigned = assignments(settings or (), "set")
     resolved = layers.resolve("worker", WorkerConfig, flags, assigned)
     if resolved.origins["broker"].layer == "default":
