@@ -287,6 +287,7 @@ class Broker:
         job.taking.pop(message.offer.file, None)
         content = self.world.content_of(message.offer.file)
         if message.role == "checkpoint":
+            assert content[0] == message.step >= job.checkpoint_step, "another state than it says, or an older one"
             job.checkpoint, job.checkpoint_step = FileOffer(message.offer.file, "", 3 * FILE_PART_BYTES), message.step
             return
         job.state, job.result = "succeeded", content[1]

@@ -165,6 +165,27 @@ def test_groups_12_nothing_is_kept_after_the_last_step(toy: Any) -> None:
     assert isinstance(rig.order, StepJob)
 
 
+@pytest.mark.parametrize("resumed", [False, True])
+def test_groups_12_a_checkpoint_counts_the_steps_of_all_stages(toy: Any, resumed: bool) -> None:
+    """So a later one has a higher number, whichever stage it stands at, and also in a later attempt."""
+    rig = LeadRig(toy.spec).formed()
+    more: dict[str, Any] = {"checkpoint": offer("old"), "checkpoint_step": 7} if resumed else {}
+    rig.hear(run_job(1, checkpoint_steps=1, **more))
+    rig.do(FilesFound(rig.now, 1, {"old": "/there/old"} if resumed else {}))
+    rig.have(1)
+    if resumed:  # five of the first stage, two of the second
+        rig.settle(stage="low", step=2, steps=9, keeps=True)
+    else:
+        rig.settle(stage="high", step=4, steps=5, keeps=True)
+        rig.step(5, 5, keeps=False)
+        rig.step(0, 9, stage="low", keeps=False)
+        rig.step(1, 9, stage="low", keeps=False)
+        rig.step(2, 9, stage="low", keeps=False)
+    rig.step(3, 9, stage="low")
+    rig.done(file=offer("kept"))
+    assert [each.step for each in rig.take(m.JobFile)] == [8]
+
+
 def test_groups_12_no_new_checkpoint_while_the_last_one_is_on_its_way(toy: Any) -> None:
     """It would never arrive whole; but a broker that takes ever so long keeps nobody from it."""
     rig = LeadRig(toy.spec).formed()
