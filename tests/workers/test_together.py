@@ -1,0 +1,199 @@
+"""What a loop does for its group, with the loop's part played by the test: files and results on threads of their own."""
+
+from __future__ import annotations
+
+import hashlib
+import queue
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import zmq
+
+from reelwire import tensors
+from reelwire.errors import ConfigError
+from reelwire.job_parts import FILE_PART_BYTES
+from reelwire.messages import Artifact, FileGone, FileOffer, FilePart, InitializeStage, RunJob, RunTask
+from reelwire.pipeline.job import JobOutput
+from reelwire.tensors import Shared, TensorRef
+from reelwire.workers import emulated, emulated_jobs
+from reelwire.workers.config import WorkerConfig
+from reelwire.workers.group_events import (
+    Do,
+    DropFiles,
+    FilesFound,
+    FindFiles,
+    LoadJobs,
+    MakeResult,
+    OrderReport,
+    PartWritten,
+    ResultMade,
+    SendParts,
+    TakeIn,
+    TakenIn,
+    WritePart,
+)
+from reelwire.workers.group_loop import Together
+from reelwire.workers.memory import SharedMemory
+
+LIMIT_S = 30.0
+CONTENT = np.random.default_rng(3).integers(0, 256, FILE_PART_BYTES + 1, np.uint8)
+FRAMES = np.zeros((1, 16, 16, 3), np.uint8)
+
+
+class FakeLoop:
+    """Keeps what it is told; the connection to the broker has the number 1."""
+
+    def __init__(self) -> None:
+        self.events: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self.said: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self.faults: queue.SimpleQueue[BaseException] = queue.SimpleQueue()
+
+    def post(self, event: Any) -> None:
+        """An event of another thread."""
+        self.events.put(event)
+
+    def report(self, report: OrderReport) -> None:
+        """Of the group thread."""
+        self.events.put(report)
+
+    def say(self, connection: int, attachment: int, message: FilePart | FileGone) -> bool:
+        """A part of a file."""
+        self.said.put((connection, attachment, message))
+        return connection == 1
+
+    def broken(self, error: BaseException) -> None:
+        """A fault."""
+        self.faults.put(error)
+
+
+def together(scratch: Path, context: zmq.Context[Any], loop: FakeLoop) -> Together:
+    config = WorkerConfig(name="w", scratch_dir=str(scratch))
+    jobs, stream = emulated_jobs.pipeline(), emulated.pipeline()
+    return Together(config, stream, (), jobs, 1, context, zmq.Poller(), SharedMemory(0), loop)
+
+
+class Rig:
+    """A `Together` and its loop."""
+
+    def __init__(self, scratch: Path) -> None:
+        self.loop = FakeLoop()
+        self.context: zmq.Context[Any] = zmq.Context()
+        self.together = together(scratch, self.context, self.loop)
+
+    def did(self, action: Any) -> Any:
+        """What comes of an action in the end."""
+        self.together.perform(action, 1)
+        return self.loop.events.get(timeout=LIMIT_S)
+
+    def close(self) -> None:
+        """All threads have ended, and nothing is left."""
+        assert self.together.close(LIMIT_S) == []
+        self.context.term()
+
+
+@pytest.fixture
+def rig(tmp_path: Path) -> Iterator[Rig]:
+    """Closed in the end."""
+    made = Rig(tmp_path / "scratch")
+    yield made
+    made.close()
+    assert not list((tmp_path / "scratch").iterdir())
+    assert not [each for each in threading.enumerate() if each.name in ("group", "files", "results")]
+
+
+def run(*offers: FileOffer) -> RunJob:
+    return RunJob("j", 1, "emulated", {}, {"video": offers}, None, 0, 10, 7)
+
+
+def test_a_file_is_fetched_and_dropped(rig: Rig) -> None:
+    """It is missing, comes in parts, is found by the next job, and goes with the last one that holds it."""
+    data = CONTENT.tobytes()
+    offer = FileOffer(hashlib.sha256(data).hexdigest(), "/nowhere", len(data))
+    found = rig.did(FindFiles(run(offer)))
+    assert isinstance(found, FilesFound)
+    assert (found.sequence, found.files, found.missing) == (7, {}, (offer,))
+    written: list[Any] = []
+    for index in range(2):
+        part = CONTENT[index * FILE_PART_BYTES : (index + 1) * FILE_PART_BYTES]
+        written.append(rig.did(WritePart(offer, FilePart(offer.file, index, tensors.from_array(part)))))
+    assert [(each.parts, bool(each.path), each.failure) for each in written] == [(1, False, None), (2, True, None)]
+    assert rig.did(FindFiles(run(offer))).files == {offer.file: written[1].path}
+    rig.together.perform(DropFiles("j", 1), 1)
+    assert rig.did(FindFiles(run(offer))).missing == (offer,)
+
+
+def test_a_part_that_is_wrong_is_a_failure(rig: Rig) -> None:
+    """Told as one of the file, not of the process."""
+    offer = FileOffer("0" * 64, "/nowhere", 5)
+    written = rig.did(WritePart(offer, FilePart(offer.file, 0, tensors.from_array(np.zeros(5, np.uint8)))))
+    assert isinstance(written, PartWritten)
+    assert written.failure is not None
+    assert "SHA-256" in written.failure.message
+
+
+def test_a_result_is_made_and_sent(rig: Rig) -> None:
+    """With its facts; its parts go to whoever asks over the connection that there is, and no further over another."""
+    made = rig.did(MakeResult("j", 1, ".png", JobOutput(FRAMES, facts={"x": 1})))
+    assert isinstance(made, ResultMade)
+    assert made.offer is not None
+    assert made.facts == {"x": 1}
+    rig.together.perform(SendParts(4, made.offer.file, 0, 9), 1)
+    connection, attachment, part = rig.loop.said.get(timeout=LIMIT_S)
+    assert (connection, attachment, part.index) == (1, 4, 0)
+    rig.together.perform(SendParts(4, "f" * 64, 0, 9), 2)
+    assert isinstance(rig.loop.said.get(timeout=LIMIT_S)[2], FileGone)
+
+
+@pytest.mark.parametrize(
+    ("output", "says"),
+    [(JobOutput(FRAMES, 5000.0), "5000.0 is not accepted"), (JobOutput(FRAMES[:, :0]), "the result can't be written")],
+)
+def test_a_result_that_can_not_be_written_is_a_failure_of_its_job(rig: Rig, output: JobOutput, says: str) -> None:
+    """The encoder takes the next."""
+    made = rig.did(MakeResult("j", 1, ".mp4", output))
+    assert made.offer is None
+    assert says in made.failure.message
+    assert rig.did(MakeResult("j", 1, ".mp4", JobOutput(FRAMES))).failure is None
+
+
+def test_groups_01_a_body_is_taken_in_at_once(rig: Rig) -> None:
+    """Or it is told that its tensors are lost with the worker that made them."""
+    lost = {"x": Artifact({}, {"x": TensorRef("uint8", (4,), Shared("gone", "segment", 1))})}
+    bodies: list[Any] = [
+        RunTask("s", "p", "denoise", 1, 1, 0, {"x": Artifact({"a": 1})}, True, False, sequence=3),
+        RunTask("s", "p", "denoise", 1, 1, 0, lost, True, False, sequence=4),
+        InitializeStage("s", "p", "denoise", 1, 1, 9, {}, {}, Artifact({"b": 2}), 5),
+        InitializeStage("s", "p", "denoise", 1, 1, 9, {}, lost["x"].tensors, Artifact(), 6),
+    ]
+    for body in bodies:
+        rig.together.perform(TakeIn(body), 1)
+    taken: list[Any] = list(rig.together.happened())
+    assert all(isinstance(each, TakenIn) for each in taken)
+    assert [each.body for each in taken] == bodies
+    assert [None if each.failure is None else each.failure.kind for each in taken] == [
+        None,
+        "worker_lost",
+        None,
+        "worker_lost",
+    ]
+    assert list(rig.together.happened()) == []
+
+
+def test_a_fault_on_a_thread_of_ours_is_told(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It ends the process, and isn't lost with the thread; that goes on."""
+    broken: Any = None
+    monkeypatch.setattr(rig.together._files, "find", broken)
+    rig.together.perform(FindFiles(run()), 1)
+    assert isinstance(rig.loop.faults.get(timeout=LIMIT_S), TypeError)
+    assert rig.did(Do(LoadJobs())).failure is None
+
+
+def test_a_folder_that_can_not_be_made_is_a_wrong_setting(tmp_path: Path) -> None:
+    """With its name."""
+    (tmp_path / "file").write_text("no folder")
+    with zmq.Context() as context, pytest.raises(ConfigError, match="scratch_dir"):
+        together(tmp_path / "file", context, FakeLoop())
