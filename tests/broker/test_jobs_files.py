@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from reelwire import messages as m
+from reelwire.broker.actions import RemoveFile
 from reelwire.broker.job_incoming import WINDOW_PARTS
 from reelwire.broker.job_outgoing import AHEAD_PARTS_MAX, READS_PER_PEER_MAX
 from reelwire.job_parts import FILE_PART_BYTES
@@ -228,6 +229,23 @@ def test_a_file_that_is_imported_while_the_last_one_lets_go_of_it_stays(shop: Sh
     shop.settle()
     assert list(shop.disk.files.values()) == [b"video"]
     assert len(worker.runs) == 2
+
+
+def test_a_file_that_comes_while_the_last_one_lets_go_of_it_stays(shop: Shop) -> None:
+    """It is sent for the second time, by somebody who couldn't know that it is here, and the first job ends meanwhile."""
+    worker, client, other = shop.worker(), shop.client(), shop.client("other")
+    client.upload(b"video")
+    shop.works = False
+    other.upload(b"video")
+    shop.drop(client)
+    assert not [errand for errand in shop.disk.errands if isinstance(errand, RemoveFile)]
+    shop.works = True
+    shop.settle()
+    assert other.heard(m.UploadStored)
+    assert list(shop.disk.files.values()) == [b"video"]
+    shop.drop(other)
+    assert not shop.disk.files
+    assert not worker.runs
 
 
 # --- results -----------------------------------------------------------------------------------------------------------

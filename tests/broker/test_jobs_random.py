@@ -121,6 +121,7 @@ class Chaos:
         self.kinds = Shop().worker().kinds
         self.is_lazy = seed % 2 == 1
         self.workers: list[Hand] = []
+        self.away: list[Hand] = []
         self.clients: list[Any] = []
         self.names = 0
         self.asked: dict[str, dict[str, Any]] = {}
@@ -254,13 +255,20 @@ class Chaos:
             client.hello()
         self.clients = [client for client in self.clients if client.attachment]
         for worker in list(self.workers):
-            if self.random.random() < 0.2:
+            fate = self.random.random()
+            if fate < 0.15:
                 worker.die()
+            elif fate < 0.5:
+                self.workers.remove(worker)
+                self.away.append(worker)
             else:
                 worker.join()
 
     def step(self) -> None:
         """Something happens."""
+        if self.away and self.random.random() < 0.1:
+            self.workers.append(self.away.pop(0))
+            self.workers[-1].join()
         choice = self.random.random()
         if choice < 0.08 and len(self.workers) < 3:
             worker = Hand(self, self.name())

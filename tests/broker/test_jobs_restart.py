@@ -163,6 +163,17 @@ def test_a_leader_may_hold_an_end_beside_what_it_works_at(shop: Shop) -> None:
     assert (records[run.job].standing, records[second].standing) == ("failed", "succeeded")
 
 
+def test_a_leader_that_works_at_two_jobs_keeps_one(shop: Shop) -> None:
+    """It can't, but whatever it says, a group has one job."""
+    client, worker, run = running(shop)
+    second = client.accepted("k2")
+    shop = shop.restart()
+    worker = back(shop, worker, HeldJob(run.job, 1), HeldJob(second, 1))
+    assert worker.group.job == run.job
+    assert worker.heard(m.StopJob) == [m.StopJob(second, 1)]
+    assert shop.job(second).state == "queued"
+
+
 def test_a_job_that_nobody_has_yet_is_cancelled_while_it_is_waited_for(shop: Shop) -> None:
     """Its leader is told to stop when it comes."""
     _, worker, run = running(shop)
