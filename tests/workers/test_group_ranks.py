@@ -176,6 +176,20 @@ def test_groups_03_a_chunk_slips_in_between_two_steps_on_all_ranks(ranks: Ranks,
     assert ranks.finish() == undisturbed
 
 
+def test_groups_05_two_groups_live_side_by_side(children: list[Child], tmp_path: Path, undisturbed: Any) -> None:
+    """Both in epoch 1 and round 1, on one machine: neither finds the other, and one that fails leaves the other alone."""
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+    groups = [Ranks(children[:2], tmp_path / "a", 2), Ranks(children[2:], tmp_path / "b", 2)]
+    groups[0].start(steps=4, switch=2, seed=3)
+    groups[1].start(steps=4, fail_at=0, fail_rank=0)
+    groups[0].well("step")
+    assert all(each["failure"] for each in groups[1].all("step"))
+    assert groups[0].finish() == undisturbed
+    for each in groups:
+        each.close()
+
+
 @pytest.mark.parametrize("failure", ["error", "memory"])
 def test_groups_13_a_failure_on_one_rank_frees_the_others(ranks: Ranks, failure: str, undisturbed: Any) -> None:
     """At once, and with another to blame; in a new process group all take the next job."""
