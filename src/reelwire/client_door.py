@@ -297,10 +297,12 @@ class Errand:
         return value_of(self._answers[0])
 
     def end(self) -> None:
-        """Nobody wants to know any more; without an answer the call is withdrawn.
+        """Nobody wants to know any more; without an answer the call is withdrawn."""
+        with self._door.lock:
+            self._end()
 
-        Takes no lock: a generator that was dropped ends wherever the collector comes across it.
-        """
+    def end_later(self) -> None:
+        """The same, soon; takes no lock: a generator that was dropped ends wherever the collector comes across it."""
         self._door.later(self._end)
 
     def _answered(self, done: e.Done) -> None:

@@ -214,7 +214,7 @@ class Job(JobShell):
                     shown = status
                     yield status
         finally:
-            watch.end()
+            watch.end_later()
 
     def wait(self, timeout: float | None = None) -> JobStatus:
         """Wait for its end, whichever that is: nothing is raised for a job that has failed. Raises as `progress` does."""

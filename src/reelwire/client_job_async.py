@@ -84,7 +84,7 @@ class AsyncJob(JobShell):
                 async with within(None if until == math.inf else max(0.0, until - time.monotonic())):
                     await bell.rung()
         finally:
-            watch.end()
+            watch.end_later()
 
     async def wait(self, timeout: float | None = None) -> JobStatus:
         """Wait for its end, whichever that is: see `Job.wait`."""

@@ -84,13 +84,11 @@ def test_progress_that_is_left_watches_no_more(client: Client, stand_in: StandIn
     for status in job.progress():
         assert status.state == "queued"
         break
-    assert stand_in.next(m.WatchJob).on
-    assert not stand_in.next(m.WatchJob).on
-    with pytest.raises(TimeoutError):
-        list(job.progress(0.05))
-    with pytest.raises(TimeoutError):
-        job.wait(0.05)
-    client.status()
+    assert [stand_in.next(m.WatchJob).on for _ in range(2)] == [True, False]
+    for wait in (lambda: list(job.progress(0.05)), lambda: job.wait(0.05)):
+        with pytest.raises(TimeoutError):
+            wait()
+        assert [stand_in.next(m.WatchJob).on for _ in range(2)] == [True, False]
     assert client._link._watching == {}
     with refused("timeout"):
         job.progress(-1)
