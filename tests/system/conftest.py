@@ -16,6 +16,7 @@ from typing import IO, Any
 import pytest
 
 from reelwire import Chunk, Client, Session
+from reelwire.workers.supervisor import Child, Supervisor
 
 LAB = f"{Path(__file__).with_name('lab_pipeline.py')}:pipeline"
 LIMIT_S = 60.0
@@ -78,6 +79,16 @@ class Stack:
             place = ("--group", name, "--rank", str(rank), "--world", str(world))
             ranks.append(self._start("worker", "--broker", self.endpoint, *place, *flags, *_set(settings)))
         return ranks[::-1]
+
+    def supervised_group(self, supervisor: Supervisor, name: str, world: int, *flags: str) -> None:
+        """Have a group of workers started, and started again whenever its ranks end; wait until it is formed."""
+        for rank in range(world):
+            place = ("--group", name, "--rank", str(rank), "--world", str(world))
+            flags_of_rank = ("--broker", self.endpoint, *place, *flags, "--set", f"parent_pid={os.getpid()}")
+            command = (sys.executable, "-P", "-m", "reelwire", "worker", *flags_of_rank)
+            supervisor.start(Child(f"{name}-{rank}", command, environment={"OMP_NUM_THREADS": "1"}))
+        for rank in range(world):
+            supervisor.wait_ready(f"{name}-{rank}", LIMIT_S)
 
     def expect_code(self, daemon: Daemon, code: int) -> None:
         """A process that ends otherwise than well, as it should."""
