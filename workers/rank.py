@@ -127,7 +127,9 @@ class RankCore(Attachment):
             case FellowLost():
                 if self._is_leaving() and event.rank:
                     return []  # as it should
-                return self._over((event.rank,), f"rank {event.rank} is gone: {event.reason}")
+                return self._over(
+                    (event.rank,), f"rank {event.rank} of group {self._place.group} is gone: {event.reason}"
+                )
             case TakenIn():
                 return self._say_have(self._bodies.taken_in(event))
             case FilesFound():
@@ -223,7 +225,9 @@ class RankCore(Attachment):
             return self._leave(0, "stopped as asked for")
         act = self._decision.act if self._decision is not None else ""
         rank, within = self._place.rank, f"within {self.config.step_timeout_s:g} s"
-        return self._over((rank,), f"rank {rank} didn't do what was decided ({act}) {within}")
+        return self._over(
+            (rank,), f"rank {rank} of group {self._place.group} didn't do what was decided ({act}) {within}"
+        )
 
     # --- the group -----------------------------------------------------------------------------------------------------
 

@@ -299,7 +299,7 @@ def test_groups_04_a_rank_that_is_gone_ends_the_epoch(toy: Any) -> None:
     assert rig.wanted(KillRanks) == [KillRanks((2,))]
     assert code(rig) == 1
     assert rig.stopped is not None
-    assert rig.stopped.reason == "rank 2 is gone: its process has ended; the group is to be started anew"
+    assert rig.stopped.reason == "rank 2 of group g is gone: its process has ended; the group is to be started anew"
 
 
 @pytest.mark.parametrize(("epoch", "ends"), [(EPOCH, True), (EPOCH - 1, False), (EPOCH + 1, False)])
