@@ -224,9 +224,10 @@ class LeaderJobs:
             return self._say(JobEnded(message.job, message.attempt, "cancelled"))
         if attempt.state == "running":
             attempt.is_stopped = True
-        elif attempt.state in (*UNBEGUN, "encoding"):
+        elif attempt.state in (*UNBEGUN, "encoding", "handed"):
             return self._end(attempt, None)
-        return []  # else it has ended, and the first word on that counts
+        word = attempt.result or attempt.ended  # it has ended already, and the first word on that counts
+        return [] if word is None else self._say(word)
 
     def _let_go(self, attempt: Attempt) -> list[AnyAction]:
         """Nobody wants to know of it any more."""

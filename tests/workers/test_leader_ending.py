@@ -231,6 +231,20 @@ def test_groups_12_a_broker_that_reads_the_checkpoint_itself_is_given_time(toy: 
     assert isinstance(rig.order, LeaveGroup)
 
 
+def test_groups_11_a_job_that_was_handed_back_can_be_cancelled_still(toy: Any) -> None:
+    """While its checkpoint waits to be taken: nobody needs that any more."""
+    rig = LeadRig(toy.spec).formed()
+    rig.running()
+    rig.step(1)
+    stop(rig)
+    rig.step(2)
+    rig.done(file=offer("kept"))
+    rig.settle()
+    rig.hear(m.StopJob("j", 1))
+    assert rig.take(m.JobEnded) == [m.JobEnded("j", 1, "cancelled")]
+    assert isinstance(rig.order, LeaveGroup)
+
+
 def test_groups_12_what_cannot_be_kept_is_handed_back_as_it_is(toy: Any) -> None:
     """The disk is full at the end: the job goes on from its checkpoint before, or from the beginning."""
     rig = LeadRig(toy.spec).formed()
