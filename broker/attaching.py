@@ -109,7 +109,7 @@ class Attaching(ABC):
             return None
         owners = [owner for owner, worker in self._peers.owners.items() if worker.attachment not in replaced]
         return (
-            self._placement.objection(hello, replaced)
+            self._placement.objection(hello, self._groups.going_with(replaced))
             or self._groups.objection(hello, replaced)
             or offer_objection(hello.memory, owners)
         )

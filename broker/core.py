@@ -280,7 +280,7 @@ class BrokerCore(Hearing):
             peer = next(iter(desk.lost))
             reason = desk.lost.pop(peer)
             if peer.dismissed and not peer.gone:
-                self._drop(peer, reason, forget=False)  # it was told why, and that has yet to leave
+                self._drop(peer, reason, left=True, forget=False)  # it was told why, and that has yet to leave
             elif not peer.gone:
                 self._expel(peer, "unknown_peer", f"declared lost: {reason}")
         elif desk.ended:

@@ -112,7 +112,7 @@ class Desk:
 
     def send(self, peer: Peer, message: FromBroker, packed: Packed | None = None) -> None:
         """Tell a peer something, unless that can't be sent; `packed`: the message as it is sent, if that was made already."""
-        if not peer.gone and not peer.mute:
+        if not peer.gone and not peer.mute and not peer.dismissed:
             is_work = peer.kind == "worker"
             self._actions.append(Send(peer.route, peer.attachment, message, peer.limits, packed, is_work))
 

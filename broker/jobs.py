@@ -71,7 +71,7 @@ class Jobs:
         self._admission = Admission(at, self._quota, self._uploads)
         self._let_go: dict[Group, tuple[str, int]] = {}
         self._rejoin_by: float | None = None
-        self._has_begun = False
+        self._has_begun = not saved.records
         for record in sorted(saved.records, key=lambda record: record.number):
             state: State = "rejoining" if record.standing == "running" else record.standing
             Job(at, self._quota, record, state)
