@@ -1,0 +1,135 @@
+"""What is kept of jobs and their files, for how long, and what makes room for what."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from reelwire import messages as m
+from reelwire.job_parts import FILE_PART_BYTES
+
+from .fake_jobs import Shop
+
+MIB = FILE_PART_BYTES
+
+
+def done(shop: Shop, worker: Any, client: Any, key: str, data: bytes) -> str:
+    """A job that has succeeded, with that result."""
+    job: str = client.accepted(key)
+    worker.finish(worker.runs[-1], data)
+    return job
+
+
+def test_groups_15_jobs_are_kept_for_so_long() -> None:
+    """Then record and result are gone; also when the broker was restarted in between."""
+    shop = Shop(result_keep_s=100.0)
+    worker, client = shop.worker(), shop.client()
+    done(shop, worker, client, "k", b"one")
+    shop.advance(60.0)
+    later = done(shop, worker, client, "k2", b"two")
+    shop.drop(worker)
+    shop = shop.restart()
+    client = shop.client()
+    shop.advance(50.0)
+    assert [info.job for info in client.ask(m.AskJobs).jobs] == [later]
+    assert list(shop.disk.files.values()) == [b"two"]
+    shop.advance(100.0)
+    assert not shop.disk.records
+    assert not shop.disk.files
+
+
+def test_groups_15_so_many_jobs_are_remembered() -> None:
+    """Those that ended first are forgotten first."""
+    shop = Shop(jobs_kept_max=2)
+    worker, client = shop.worker(), shop.client()
+    jobs = [done(shop, worker, client, f"k{index}", b"x") for index in range(4)]
+    assert [info.job for info in client.ask(m.AskJobs).jobs] == jobs[:1:-1]
+
+
+def test_groups_15_a_quota_is_kept_and_fetched_results_go_first() -> None:
+    """Of these the oldest; then those that nobody has fetched, the oldest first; the jobs stay known."""
+    shop = Shop(state_bytes_max=4 * MIB)
+    worker, client = shop.worker(), shop.client()
+    jobs = [done(shop, worker, client, f"k{index}", bytes([index]) * MIB) for index in range(4)]
+    for index in (2, 1):
+        shop.advance(1.0)
+        client.fetch(jobs[index])
+    gone = []
+    for index in range(4, 8):
+        jobs.append(done(shop, worker, client, f"k{index}", bytes([index]) * MIB))
+        assert sum(map(len, shop.disk.files.values())) <= 4 * MIB
+        gone.append([at for at, job in enumerate(jobs) if not client.info(job).result_bytes])
+    assert gone == [[2], [1, 2], [0, 1, 2], [0, 1, 2, 3]]
+    assert client.info(jobs[0]).state == "succeeded"
+    assert "made room" in client.ask(m.FetchResult, jobs[0], first=0, parts=1).failure.message
+    assert client.accepted("k0") == jobs[0]
+
+
+def test_groups_15_an_upload_pushes_out_only_what_was_fetched() -> None:
+    """Else it is refused; a job's own files never go."""
+    shop = Shop(state_bytes_max=2 * MIB)
+    worker, client = shop.worker(), shop.client()
+    job = done(shop, worker, client, "k", b"r" * MIB)
+    client.upload(b"v" * (2 * MIB), "u1")
+    assert client.heard(m.UploadRefused)[0].failure.kind == "overload"
+    client.fetch(job)
+    client.upload(b"v" * (2 * MIB), "u2")
+    assert client.heard(m.UploadStored) == [m.UploadStored("u2")]
+    assert list(shop.disk.files.values()) == [b"v" * (2 * MIB)]
+
+
+def test_groups_15_a_result_for_which_there_is_no_room_fails_its_job() -> None:
+    """A checkpoint is done without; nothing is pushed out for what doesn't fit anyway."""
+    shop = Shop(state_bytes_max=2 * MIB)
+    worker, client = shop.worker(), shop.client()
+    kept = done(shop, worker, client, "k", b"r" * MIB)
+    job = client.accepted("k2")
+    worker.checkpoint(worker.runs[-1], 5, b"c" * (3 * MIB))
+    assert shop.counter("checkpoints_without_room") == 1
+    worker.finish(worker.runs[-1], b"s" * (3 * MIB))
+    failure = client.info(job).failure
+    assert failure is not None
+    assert failure.kind == "overload"
+    assert client.info(kept).result_bytes == MIB
+
+
+def test_status_says_what_there_is() -> None:
+    """As plain data: jobs by their state, those that run, files and bytes."""
+    shop = Shop()
+    worker, client = shop.worker(), shop.client()
+    done(shop, worker, client, "k", b"r" * 10)
+    job = client.accepted("k2")
+    status: Any = shop.core.status()["jobs"]
+    assert status["states"] == {"succeeded": 1, "preparing": 1}
+    assert status["running"] == [{"job": job, "kind": "t2v", "state": "preparing", "group": "g-w"}]
+    assert (status["files"], status["files_bytes"]) == (1, 10)
+
+
+def test_what_makes_room_counts_as_gone_at_once() -> None:
+    """Before the journal has written it: the next file needs no more to go than it takes."""
+    shop = Shop(state_bytes_max=3 * MIB)
+    worker, client = shop.worker(), shop.client()
+    for key in ("k1", "k2"):
+        client.fetch(done(shop, worker, client, key, key.encode() * (MIB // 2)))
+    shop.commits = False
+    for name in ("u1", "u2", "u3"):
+        client.upload(name.encode() * (MIB // 2), name)
+    assert len(client.heard(m.UploadStored)) == 3
+    shop.commit()
+    shop.settle()
+    assert len(shop.disk.files) == 3
+
+
+def test_a_clock_that_was_set_back_keeps_nothing_for_ever() -> None:
+    """What ended later than now has ended now."""
+    shop = Shop(result_keep_s=100.0)
+    worker, client = shop.worker(), shop.client()
+    job = done(shop, worker, client, "k", b"one")
+    record = shop.disk.records[job]
+    shop.disk.records[job] = replace(record, ended_at=(record.ended_at or 0.0) + 1e6)
+    shop.drop(worker)
+    shop = shop.restart()
+    worker, client = shop.worker(), shop.client()
+    done(shop, worker, client, "k2", b"two")
+    shop.advance(101.0)
+    assert not shop.disk.records
