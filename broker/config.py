@@ -57,7 +57,8 @@ class BrokerConfig:
         rejoin_s: how long after its start a broker waits for the workers that have a job.
         group_timeout_s: how long the ranks of a group may take to meet, their weights aside.
         upload_bytes_max: largest file of a request.
-        uploads_per_client_max: most uploads of one client that aren't part of a job yet.
+        uploads_per_client_max: most uploads of one client that aren't part of a job yet; a further one takes the place of the
+            oldest that is complete.
         result_bytes_max: largest file that a job may make.
         state_bytes_max: most bytes of all files that belong to jobs; results make room for others, fetched ones first.
     """
@@ -102,7 +103,7 @@ class BrokerConfig:
     rejoin_s: float = 10.0
     group_timeout_s: float = 60.0
     upload_bytes_max: int = 1 << 30
-    uploads_per_client_max: int = 16
+    uploads_per_client_max: int = 64
     result_bytes_max: int = 4 << 30
     state_bytes_max: int = 64 << 30
 

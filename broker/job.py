@@ -94,7 +94,7 @@ class Job(JobBase):
         accepted = m.JobAccepted(record.key, info_of(at, self))
         for peer in self.request.askers:
             at.desk.send(peer, accepted)
-            at.uploads_used(peer, self.files)
+            at.uploads_used(peer, [stored.file for stored in self.files])
         self.request = Request()
         if self._cancellers:
             self._end("cancelled")

@@ -279,6 +279,9 @@ class Admission:
         assert isinstance(event, FileDone), "a file was looked into, and something else is said"
         file = checking.next_file
         file.is_right = True
+        if event.failure is not None and event.failure.kind == "request" and file.stored is not None:
+            for peer in checking.job.request.askers:  # it is of no use to anybody; the other files may be sent for again
+                self._at.uploads_used(peer, [file.stored.file])
         self._next(checking, event.failure, file.field)
 
     def _looked_at(self) -> _Checking:

@@ -184,10 +184,10 @@ class JobDesk:
         held = [(self.shelf.find(file), count) for file, count in self.leaving.items()]
         return sum(one.nbytes for one, count in held if one is not None and count == one.jobs + one.uploads)
 
-    def uploads_used(self, peer: Peer, files: Sequence[StoredFile]) -> None:
-        """A job has come of uploads of a client, and keeps them from now on."""
-        stored, used = self.uploads.get(peer, {}), {file.file for file in files}
-        for name in [name for name, file in stored.items() if file.file in used]:
+    def uploads_used(self, peer: Peer, files: Sequence[str]) -> None:
+        """A job has come of uploads of a client, and keeps them from now on, or none will come."""
+        stored = self.uploads.get(peer, {})
+        for name in [name for name, file in stored.items() if file.file in files]:
             self.drop_upload(peer, name)
 
     def drop_upload(self, peer: Peer, name: str) -> None:

@@ -100,8 +100,8 @@ class Uploads:
             return Failure("request", reason)
         if not 0 <= nbytes <= config.upload_bytes_max:
             return Failure("request", f"has {nbytes} bytes; accepted: 0 to {config.upload_bytes_max}")
-        if self._count(peer) >= config.uploads_per_client_max:
-            reason = f"the client has {self._count(peer)} uploads already that are part of no job"
+        if self._count(peer) >= config.uploads_per_client_max and not self._drop_oldest(peer):
+            reason = f"{self._count(peer)} uploads of this client are on their way already"
             return Failure("overload", reason, retry_after_s=config.retry_after_s)
         shelved = at.shelf.find(message.sha256) if self.has(peer, message.sha256) else None
         if shelved is not None:
@@ -111,6 +111,13 @@ class Uploads:
         if not self._quota.make_room(nbytes, "request"):
             return Failure("overload", f"there is no room for {nbytes} bytes", retry_after_s=config.retry_after_s)
         return None
+
+    def _drop_oldest(self, peer: Peer) -> bool:
+        """Let go of the upload of a client that has waited longest for a job to need it; whether there was one."""
+        oldest = next(iter(self._at.uploads.get(peer, {})), None)
+        if oldest is not None:
+            self._drop(peer, oldest)
+        return oldest is not None
 
     def _count(self, peer: Peer) -> int:
         return len(self._coming.get(peer, ())) + len(self._at.uploads.get(peer, ()))

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from reelwire import messages as m
-from reelwire.broker.actions import RemoveFile
+from reelwire.broker.actions import InspectFile, RemoveFile
 from reelwire.broker.job_incoming import WINDOW_PARTS
 from reelwire.broker.job_outgoing import AHEAD_PARTS_MAX, READS_PER_PEER_MAX
 from reelwire.job_parts import FILE_PART_BYTES
@@ -100,18 +100,35 @@ def test_an_upload_with_a_strange_name_is_refused(shop: Shop, name: str) -> None
 
 
 def test_a_client_has_so_many_uploads() -> None:
-    """That are part of no job yet: a job takes its files over."""
+    """That are part of no job yet: a further one takes the place of the oldest that is complete, and waits if none is."""
     shop = Shop(uploads_per_client_max=2)
     shop.worker()
     client = shop.client()
-    video = client.upload(b"video", "u1")
-    client.upload(b"image", "u2")
+    oldest = client.upload(b"video", "u1")
+    newer = client.upload(b"video too", "u2")
     client.upload(b"more", "u3")
-    (refused,) = client.take(m.UploadRefused)
-    assert (refused.upload, refused.failure.kind) == ("u3", "overload")
-    client.accepted("k", "v2v", media={"video": (video,)})
-    client.upload(b"more", "u4")
     assert not client.heard(m.UploadRefused)
+    refused = client.submit("k1", "v2v", media={"video": (oldest,)})
+    assert isinstance(refused, m.JobRefused)
+    assert refused.failure.field == "video"
+    client.accepted("k2", "v2v", media={"video": (newer,)})
+    for name in ("u4", "u5", "u6"):
+        client.say(m.BeginUpload(name, "video", 2 * MIB, name[1] * 64))
+    (refused_upload,) = client.heard(m.UploadRefused)
+    assert (refused_upload.upload, refused_upload.failure.kind) == ("u6", "overload")
+
+
+def test_an_upload_that_is_no_video_is_kept_for_nobody() -> None:
+    """It is refused with the request, and the store holds what it held."""
+    shop = Shop()
+    shop.worker()
+    client = shop.client()
+    text = client.upload(b"nothing of a video")
+    shop.disk.fails = lambda action: "is no video" if isinstance(action, InspectFile) else ""
+    refused = client.submit("k", "v2v", media={"video": (text,)})
+    assert isinstance(refused, m.JobRefused)
+    assert refused.failure.field == "video"
+    assert not shop.disk.files
 
 
 @pytest.mark.parametrize(
