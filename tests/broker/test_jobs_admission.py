@@ -11,10 +11,11 @@ import pytest
 from reelwire import messages as m
 from reelwire.broker.actions import Persist, Send
 from reelwire.broker.events import Received, Stored
+from reelwire.job_spec import JobSpec
 from reelwire.messages import Media
 from reelwire.wire import Limits
 
-from .fake_jobs import Shop
+from .fake_jobs import T2V, Shop
 from .fake_store import sha256
 
 VIDEO = Media(path="/in/a.mp4")
@@ -357,3 +358,15 @@ def test_ten_thousand_submissions_at_once() -> None:
     )
     told = [each.message for each in core.settle() if isinstance(each, Send)]
     assert sum(isinstance(word, m.JobRefused) for word in told) >= count - 5
+
+
+def test_a_kind_that_nobody_does_any_more_waits_for_a_worker(shop: Shop) -> None:
+    """What it waits for is said."""
+    client = shop.client()
+    other = shop.worker("other", kinds=(JobSpec("x", "else"), T2V))
+    other.group.job = "busy"
+    shop.checks = False
+    job = client.accepted()
+    assert client.info(job).waits_for == "group"
+    shop.drop(other)
+    assert client.info(job).waits_for == "worker"

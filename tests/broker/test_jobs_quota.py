@@ -65,6 +65,18 @@ def test_groups_15_a_quota_is_kept_and_fetched_results_go_first() -> None:
     assert client.accepted("k0") == jobs[0]
 
 
+def test_a_result_that_others_need_as_well_makes_no_room() -> None:
+    """Two jobs have made the same bytes: to give one of them up would free nothing."""
+    shop = Shop(state_bytes_max=2 * MIB)
+    worker, client = shop.worker(), shop.client()
+    same = [done(shop, worker, client, key, b"s" * MIB) for key in ("k1", "k2")]
+    client.fetch(same[0])
+    other = done(shop, worker, client, "k3", b"o" * MIB)
+    done(shop, worker, client, "k4", b"n" * MIB)
+    assert sum(map(len, shop.disk.files.values())) == 2 * MIB
+    assert [client.info(job).result_bytes for job in (*same, other)] == [MIB, MIB, 0]
+
+
 def test_groups_15_an_upload_pushes_out_only_what_was_fetched() -> None:
     """Else it is refused; a job's own files never go."""
     shop = Shop(state_bytes_max=2 * MIB)

@@ -10,11 +10,10 @@ import pytest
 from reelwire import messages as m
 from reelwire.broker.job_incoming import WINDOW_PARTS
 from reelwire.job_parts import FILE_PART_BYTES
-from reelwire.job_spec import JobSpec
 from reelwire.messages import Failure
 from reelwire.tensors import Inline, TensorRef
 
-from .fake_jobs import T2V, Shop
+from .fake_jobs import Shop
 from .fake_store import sha256
 
 
@@ -129,6 +128,19 @@ def test_groups_10_who_watches_is_told_of_other_positions(shop: Shop) -> None:
     worker.fail(run)
     shop.advance(1.0)
     assert client.info(jobs[3]).position == 3
+
+
+def test_positions_are_told_a_few_times_a_second_at_most(shop: Shop) -> None:
+    """To find them takes time in proportion to the queue, which many may watch while many submit."""
+    client, _, _ = begun(shop)
+    client.say(m.WatchJob(client.accepted("k2")))
+    shop.advance(1.0)
+    client.take(m.JobChanged)
+    for index in range(5):
+        shop.client("other").accepted(f"first{index}", priority=5)
+    assert len(client.heard(m.JobChanged)) == 1
+    shop.advance(1.0)
+    assert [each.job.position for each in client.heard(m.JobChanged)] == [1, 5]
 
 
 def test_a_watch_ends_with_its_job_or_when_it_isnt_wanted(shop: Shop) -> None:
@@ -426,18 +438,6 @@ def test_a_request_that_its_workers_cant_be_told_fails(shop: Shop) -> None:
     assert info.failure is not None
     assert info.failure.kind == "request"
     assert not shop.core._groups.by_name["g-w"].sequence
-
-
-def test_a_kind_that_nobody_does_any_more_waits_for_a_worker(shop: Shop) -> None:
-    """What it waits for is said."""
-    client = shop.client()
-    other = shop.worker("other", kinds=(JobSpec("x", "else"), T2V))
-    other.group.job = "busy"
-    shop.checks = False
-    job = client.accepted()
-    assert client.info(job).waits_for == "group"
-    shop.drop(other)
-    assert client.info(job).waits_for == "worker"
 
 
 def test_a_client_watches_so_many_jobs(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
