@@ -276,7 +276,7 @@ class WorkerCore(Attachment):
         return [name for name, actor in self.actors.items() if actor.settling and not actor.offer.grouped]
 
     def _stop(self, code: int, reason: str) -> list[AnyAction]:
-        farewell = [] if self._leader is None else self._leader.farewell(reason)
+        farewell = [] if self._leader is None else self._leader.farewell(reason, in_order=code == 0)
         return [*farewell, *super()._stop(code, reason)]
 
     def _led(self, leader: Leader, now: float) -> list[AnyAction]:

@@ -149,9 +149,9 @@ class Leader:
         """No session lives here any more: hand back the job and leave; `clear`: nobody reads shared memory of this process."""
         self._is_winding_up, self._is_clear = True, clear
 
-    def farewell(self, reason: str) -> list[AnyAction]:
+    def farewell(self, reason: str, *, in_order: bool) -> list[AnyAction]:
         """What the other ranks are told when this process ends."""
-        return [Tell(Farewell(reason))] if self._met else []
+        return [Tell(Farewell(reason, in_order))] if self._met else []
 
     # --- what the broker says ------------------------------------------------------------------------------------------
 

@@ -60,9 +60,15 @@ class Pending:
 
     @property
     def failure(self) -> Failure | None:
-        """The root cause: of a rank that suffers from no other, if one says so."""
-        ranks = sorted(self.failures, key=lambda rank: (self.failures[rank][1], rank))
-        return self.failures[ranks[0]][0] if ranks else None
+        """The root cause: of a rank that suffers from no other, if one says so; it is named where it is the only one."""
+        if not self.failures:
+            return None
+        rank = min(self.failures, key=lambda rank: (self.failures[rank][1], rank))
+        failure, _ = self.failures[rank]
+        causes = sum(not is_broken for _, is_broken in self.failures.values())
+        if causes == 1 and (rank > 0 or len(self.failures) > 1) and not failure.field:
+            return replace(failure, message=f"rank {rank}: {failure.message}")
+        return failure
 
     @property
     def what(self) -> str:

@@ -208,7 +208,7 @@ class RankCore(Attachment):
         return self._is_ready(", ".join(self._work)) if self._loaded else []
 
     def _drain(self) -> list[AnyAction]:
-        return [Tell(Farewell("asked to stop"))] if self._greeted else []
+        return [Tell(Farewell("asked to stop", in_order=True))] if self._greeted else []
 
     def _drained(self) -> list[AnyAction]:
         """Leave when the leader says so; where there is none yet, nobody misses this rank."""
@@ -268,7 +268,8 @@ class RankCore(Attachment):
             case Decision():
                 return self._decided(message, said.now)
             case Farewell():
-                return self._over((), f"rank 0 of group {self._place.group} has left: {message.reason}", tell=False)
+                reason = f"rank 0 of group {self._place.group} has left: {message.reason}"
+                return self._leave(0, reason) if message.in_order else self._over((), reason, tell=False)
             case _:
                 return self._drop("unexpected", message)
 

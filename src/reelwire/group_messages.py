@@ -163,9 +163,10 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Farewell:
-    """Of either side: this process leaves now, and why."""
+    """Of either side: this process leaves now, and why; `in_order`: because it was asked to, and nothing is wrong."""
 
     reason: str
+    in_order: bool = False
 
 
 ToRank = Decision | Farewell

@@ -93,12 +93,13 @@ def test_groups_12_a_job_whose_rank_is_killed_goes_on_from_what_was_kept(stack: 
     stack.broker()
     ranks = stack.group("edit", 2, *JOBS, *SLOW)
     client = stack.client()
-    undisturbed = digest(client.submit_edit("emulated", seed=9, steps=12))
-    job = client.submit_edit("emulated", seed=9, steps=12)
+    request = {"seed": 9, "steps": 20, "switch": 8}
+    undisturbed = digest(client.submit_edit("emulated", **request))
+    job = client.submit_edit("emulated", **request)
     session = client.open_session("emulated", seed=1, chunks=500)
     session.press("w")
     take(session, 1)
-    until(job, lambda event: event.checkpoint_step >= 5)
+    until(job, lambda event: event.checkpoint_step >= 10)
     killed_at = time.monotonic()
     ranks[1].kill()
     with pytest.raises(SessionFailed):
@@ -191,7 +192,7 @@ def test_groups_08_bad_requests_are_refused_by_field_and_leave_nothing(stack: An
     stack.worker("one", "emulated", jobs="emulated")
     client: Client = stack.client()
     requests: list[tuple[str, dict[str, Any]]] = [
-        ("task", {"task": "emulated-x"}),
+        ("kind", {"task": "emulated-x"}),
         ("video", {"task": "emulated-v2v"}),
         ("images", {"task": "emulated-v2v", "video": clip, "images": [clip]}),
         ("images", {"task": "emulated-rv2v", "video": clip}),

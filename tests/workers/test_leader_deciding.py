@@ -175,7 +175,7 @@ def test_groups_13_a_failure_on_another_rank_fails_the_task_with_its_reason(toy:
     rig.answer(2, failure=NO)
     rig.done(pieces=pieces)
     (failed,) = rig.take(m.StageFailed, m.TaskDone)
-    assert (failed.phase, failed.index, failed.failure.message, failed.failure.stage) == ("run", 0, "no", "draw")
+    assert (failed.phase, failed.index, failed.failure.message, failed.failure.stage) == ("run", 0, "rank 2: no", "draw")
     assert rig.wanted(TakeBack) == [TakeBack(pieces)]
     assert rig.decided().act == "form"
     assert rig.decided().round == 2
@@ -189,7 +189,7 @@ def test_groups_13_what_only_broke_here_is_told_by_its_cause(toy: Any) -> None:
     rig.done(BROKE, is_broken=True)
     rig.answer(failure=NO)
     (failed,) = rig.take(m.StageFailed)
-    assert failed.failure.message == "no"
+    assert failed.failure.message == "rank 1: no"
 
 
 def test_groups_13_a_session_that_some_ranks_have_is_released_there(toy: Any) -> None:

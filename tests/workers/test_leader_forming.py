@@ -110,7 +110,7 @@ def test_groups_04_a_group_that_cannot_meet_is_over(toy: Any) -> None:
     assert not rig.wanted(KillRanks)
     assert rig.stopped is not None
     assert rig.stopped.exit_code == 1
-    assert "group g can't meet: no" in rig.stopped.reason
+    assert "group g can't meet: rank 1: no" in rig.stopped.reason
 
 
 @pytest.mark.parametrize(("epoch", "ends"), [(EPOCH, False), (EPOCH - 1, False), (EPOCH + 1, True)])

@@ -257,7 +257,7 @@ def test_groups_13_a_job_that_fails_on_one_rank_fails_on_all(toy: Any, broken_he
     rig.answer(1)
     assert not rig.take(m.JobEnded)
     rig.answer(2)
-    assert rig.take(m.JobEnded) == [m.JobEnded("j", 1, "failed", oom)]
+    assert rig.take(m.JobEnded) == [m.JobEnded("j", 1, "failed", m.Failure("stage", "rank 2: out of memory"))]
     assert (rig.decided().act, rig.decided().round) == ("form", 2)
     rig.hear(run_job(2, "next"))
     rig.do(FilesFound(rig.now, 2))
