@@ -59,7 +59,7 @@ from .events import (
     Tick,
     failure_line,
 )
-from .group_events import AnyAction, AnyEvent
+from .group_events import AnyAction, AnyEvent, Tell
 from .leader import Leader
 
 
@@ -138,7 +138,7 @@ class WorkerCore(Attachment):
             case _:
                 assert self._leader is not None, "a group's event, and there is no group"
                 actions = self._leader.handle(event)
-        return actions if self._leader is None else [*actions, *self._led(self._leader, event.now)]
+        return actions if self._leader is None else _decision_first([*actions, *self._led(self._leader, event.now)])
 
     def reported(self, report: Finished) -> Iterator[AnyAction]:
         """What `handle` gives for a report, piece by piece, and to be taken whole before the next event.
@@ -390,6 +390,12 @@ class WorkerCore(Attachment):
         if self._lent:
             return []
         return self._leave(0, "stopped as asked for")
+
+
+def _decision_first(actions: list[AnyAction]) -> list[AnyAction]:
+    """What the other ranks wait for leaves before what the broker is told of the step before."""
+    told = [action for action in actions if isinstance(action, Tell)]
+    return [*told, *(action for action in actions if not isinstance(action, Tell))] if told else actions
 
 
 def _names(names: Sequence[str]) -> str:

@@ -157,15 +157,23 @@ class _Model:
             first, trail = request.checkpoint["step"], request.checkpoint["trail"]
             latent = request.checkpoint["latent"].copy()
 
+        yields: list[float] = []
+        began = time.perf_counter()
         for step in range(first, steps):
 
             def state(step: int = step, trail: int = trail) -> dict[str, Any]:
                 return {"step": step, "trail": trail, "latent": latent}
 
+            stood = time.perf_counter()
             if step < switch:
                 yield JobStep(STAGES[0], step, switch, state)
             else:
                 yield JobStep(STAGES[1], step - switch, steps - switch, state)
+            went_on = time.perf_counter()
+            if step == first:
+                began = went_on  # what was before the first step is no yield between steps
+            else:
+                yields.append(went_on - stood)
             self._take_time(given, step)
             self._fail(given, step)
             trail = _onward(trail, step)
@@ -173,7 +181,8 @@ class _Model:
             self._meet(step, trail)
         mark = zlib.crc32(latent.data, trail)
         clip = draw(Shown(steps, (), trail), given["frames"], given["height"], given["width"])
-        return JobOutput(clip, given["fps"], {"trail": trail, "steps": steps, "latent": mark})
+        facts = {"trail": trail, "steps": steps, "latent": mark, **_times(time.perf_counter() - began, yields)}
+        return JobOutput(clip, given["fps"], facts)
 
     @property
     def _size(self) -> int:
@@ -212,6 +221,13 @@ class _Model:
                 raise RuntimeError(f"other bytes came from the ranks of the group at step {step}")
         if len(set(gather_numbers(self._ranks, trail))) > 1:
             raise RuntimeError(f"the ranks of the group don't agree about step {step}")
+
+
+def _times(seconds: float, yields: list[float]) -> dict[str, float]:
+    """What the steps took in all, and what it took to go on from one to the next: decisions, and whatever slipped in."""
+    yields.sort()
+    middle, last = (yields[len(yields) // 2], yields[-1 - len(yields) // 100]) if yields else (0.0, 0.0)
+    return {"steps_s": seconds, "yield_p50_s": middle, "yield_p99_s": last}
 
 
 def _first_trail(given: Mapping[str, Any], media: Mapping[str, tuple[Path, ...]]) -> int:

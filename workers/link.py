@@ -80,14 +80,20 @@ class Link(ABC):
     def _parts(self) -> Iterator[list[bytes]]:
         for _ in range(RECEIVES_PER_TURN_MAX):
             try:
-                yield self._socket.recv_multipart(zmq.NOBLOCK)
+                parts = [self._socket.recv(zmq.NOBLOCK)]
             except zmq.Again:
                 return
+            while self._socket.getsockopt(zmq.RCVMORE):
+                parts.append(self._socket.recv(zmq.NOBLOCK))
+            yield parts
 
     def _put(self, frames: Sequence[wire.Buffer]) -> None:
         self._linger_ms = LINGER_MS
+        *others, last = frames
         try:
-            self._socket.send_multipart(frames, zmq.NOBLOCK)
+            for frame in others:  # as `send_multipart` does it, in half of the time
+                self._socket.send(frame, zmq.NOBLOCK | zmq.SNDMORE)
+            self._socket.send(last, zmq.NOBLOCK)
         except zmq.Again:
             self.dropped["full"] += 1
         except zmq.ZMQError as error:

@@ -1,8 +1,9 @@
 """`reelwire bench groups`: a stream and a job on one worker group, and what each takes from the other.
 
 The ranks are real processes with gloo between them; the job's steps and the stream's stages take the time that they are
-told to. First the job alone, then the stream alone, then both, by turns, as often as asked for. What a yield costs is
-measured inside of the job, from the end of one step to the begin of the next, where nothing slipped in.
+told to. First the job alone, then the stream alone, then both, by turns, as often as asked for. The stream is played at the
+pace of its media, with a key held, so that its chunks come at any moment of a step. What a yield costs is measured inside
+of the job, from the end of one step to the begin of the next, where nothing slipped in.
 """
 
 from __future__ import annotations
@@ -36,6 +37,8 @@ GROUP = "edit"
 LIMIT_S = 300.0
 GROWTH_MOST = 0.02
 YIELD_MS_MOST = 1.0
+FPS = 20.0
+"""Of the stream: a chunk has 12 frames, and is played for 0.6 s."""
 SLACK_S = 0.02
 """What a chunk's way through broker and client may add to one step and its own time, on a machine with others on it."""
 
@@ -65,8 +68,8 @@ class Measured:
 
     Attributes:
         seconds: that the job took from its first step to its last, or the stream from its first chunk.
-        waits: seconds from a chunk's control to its commit, of each.
-        own: seconds that its grouped stage computed, by its start and end at the broker.
+        waits: seconds of each chunk at its grouped stage, from when it could begin, sent and with no chunk before it, to its
+            end.
         yields_s: median and 99th percentile of a yield, in seconds; of a job alone.
     """
 
@@ -85,7 +88,7 @@ def run(plan: Plan) -> Report:
     from .. import Client
 
     load, began = load_before(), time.monotonic()
-    stream = {"denoise_s": str(plan.denoise_s), "encode_s": "0.001", "decode_s": "0.001"}
+    stream = {"denoise_s": str(plan.denoise_s), "encode_s": "0.001", "decode_s": "0.001", "fps": str(FPS)}
     shared: dict[str, object] = {
         "pipeline": "emulated",
         "options": stream,
@@ -95,8 +98,8 @@ def run(plan: Plan) -> Report:
         "world": plan.world,
     }
     workers = {f"{GROUP}-{rank}": {**shared, "rank": rank} for rank in range(plan.world)}
-    chunks = max(4, math.ceil(plan.steps * plan.step_s / (plan.step_s + plan.denoise_s)) - 4)
-    seconds = plan.rounds * (2 * plan.steps * plan.step_s + 2 * chunks * plan.denoise_s)
+    chunks = max(4, int(plan.steps * plan.step_s / (12 / FPS)) - 2)
+    seconds = plan.rounds * (2 * plan.steps * plan.step_s + chunks * 12 / FPS)
     words = {number: f"round {number + 1} of {plan.rounds}" for number in range(plan.rounds)}
     played = phases("groups", f"about {math.ceil(seconds) + 10} s", list(words), words.__getitem__)
     with stack(workers) as running, Client(running.endpoint) as client:
@@ -114,13 +117,16 @@ def _warm_up(client: Client) -> None:
 def _round(client: Client, plan: Plan, chunks: int) -> tuple[Measured, Measured, Measured, Measured]:
     """A job alone, a stream alone, then both: the job's and the stream's."""
     alone, yields = _job(client, plan)
-    with client.open_session("emulated", chunks=chunks, timeout=LIMIT_S) as session:
+    with client.open_session("emulated", chunks=chunks, pace="realtime", timeout=LIMIT_S) as session:
         began = time.monotonic()
-        quiet = Measured("stream alone", time.monotonic() - began, _waits(session, chunks))
+        waits = _waits(session, chunks)
+        quiet = Measured("stream alone", time.monotonic() - began, waits)
     job = client.submit_edit("emulated", steps=plan.steps)
     _until_running(job)
-    with client.open_session("emulated", chunks=chunks, timeout=LIMIT_S) as session:
+    with client.open_session("emulated", chunks=chunks, pace="realtime", timeout=LIMIT_S) as session:
+        began = time.monotonic()
         waits = _waits(session, chunks)
+        stream_s = time.monotonic() - began
     state = job.status().state
     if state != "running":
         raise ReelwireError(f"the job was {state} before the stream was through: more steps are needed")
@@ -129,7 +135,7 @@ def _round(client: Client, plan: Plan, chunks: int) -> tuple[Measured, Measured,
         Measured("job alone", alone, yields_s=yields),
         quiet,
         Measured("job beside", beside),
-        Measured("stream beside", 0.0, waits),
+        Measured("stream beside", stream_s, waits),
     )
 
 
@@ -152,16 +158,17 @@ def _until_running(job: Job) -> None:
 
 
 def _waits(session: Session, chunks: int) -> tuple[float, ...]:
-    """From each chunk's control to its commit, with a key held; the first chunk's way is another one."""
+    """How long each chunk took at its grouped stage, with a key held."""
     session.press("w")
-    waits = []
+    waits, before = [], 0.0
     for _ in range(chunks):
         chunk = session.next_chunk(LIMIT_S)
         if chunk is None:
             raise ReelwireError("the stream ended before its last chunk")
         stage = chunk.timing.stages["denoise"]
-        waits.append(stage.completed_s - stage.ready_s)
-    return tuple(waits[1:])
+        waits.append(stage.completed_s - max(stage.admitted_s, before))
+        before = stage.completed_s
+    return tuple(waits)
 
 
 def _report(plan: Plan, rounds: Sequence[tuple[Measured, ...]], load: float | None, seconds: float) -> Report:
@@ -189,9 +196,9 @@ def _report(plan: Plan, rounds: Sequence[tuple[Measured, ...]], load: float | No
         bounds.append(Bound("a yield, ms (median)", alone.yields_s[0] * 1000, YIELD_MS_MOST, row=first, of="yield"))
         most = plan.step_s + own
         bounds.append(Bound("longest wait of a chunk, s", max(stream.waits), most, "most", SLACK_S, first + 3, "wait"))
-        given = (len(stream.waits) + 1) * own
+        given = len(stream.waits) * own
         grown = alone.seconds * (1 + GROWTH_MOST) + given
         bounds.append(Bound("the job beside a stream, s", beside.seconds, grown, row=first + 2, of="seconds"))
     title = f"A job of {plan.steps} steps of {plan.step_s:g} s and a stream, on {plan.world} ranks"
-    notes = [f"{seconds:.1f} s in all", "a chunk's wait is from when its task could run to its result, at the broker"]
+    notes = [f"{seconds:.1f} s in all; a chunk's time is from when its task was there to its result, at the broker"]
     return Report("groups", title, COLUMNS, rows, bounds, notes, asked=asked_for(plan), load=load)
