@@ -8,6 +8,7 @@ at once; the broker is killed right after the last answer, started again, and as
 from __future__ import annotations
 
 import math
+import os
 import signal
 import statistics
 import threading
@@ -18,7 +19,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ..errors import OverloadError, ReelwireError
+from ..errors import JobError, OverloadError, ReelwireError
 from .bench_report import Bound, Cell, Report, asked_for, load_before
 from .bench_stack import Stack, stack
 from .local import BROKER, READY_BROKER_S, wait_ready
@@ -75,7 +76,7 @@ def run(plan: Plan) -> Report:
         at_once = _at_once(clients, lambda client: [_submitted(client) for _ in range(plan.each)])
         rows.append(_row("at once", plan.clients, at_once, plan.clients, time.monotonic() - at_once_began))
         keys, refused, flood = _flooded(clients, plan)
-        lost = _lost_over_restart(running, clients[0], keys)
+        lost = _lost_over_restart(running, keys)
         rows.append(_row("flood", plan.clients, flood, plan.clients, refused=refused, lost=lost))
     p99 = rows[0][7]
     assert isinstance(p99, float)
@@ -138,16 +139,26 @@ def _flooded(clients: list[Client], plan: Plan) -> tuple[set[str], int, list[flo
     return accepted, len(refused), took
 
 
-def _lost_over_restart(running: Stack, client: Client, accepted: set[str]) -> int:
+def _lost_over_restart(running: Stack, accepted: set[str]) -> int:
     """Kill the broker, and count the accepted jobs that the next one doesn't know."""
-    import os
+    from .. import Client
 
-    os.kill(running.pids()[BROKER], signal.SIGKILL)
+    killed = running.pids()[BROKER]
+    os.kill(killed, signal.SIGKILL)
+    until = time.monotonic() + READY_BROKER_S
+    while running.pids().get(BROKER, killed) == killed and time.monotonic() < until:
+        running.supervisor.wait(0.05)
     wait_ready(running.supervisor, BROKER, READY_BROKER_S)
-    known = 0
-    for name in accepted:
-        known += client.job(name, timeout=LIMIT_S).id == name
-    return len(accepted) - known
+    with Client(running.endpoint, connect_timeout_s=READY_BROKER_S) as client:
+        known = {job for job in accepted if _is_known(client, job)}
+    return len(accepted - known)
+
+
+def _is_known(client: Client, job: str) -> bool:
+    try:
+        return client.job(job, timeout=LIMIT_S).id == job
+    except JobError:
+        return False
 
 
 def _row(
