@@ -115,3 +115,26 @@ def test_a_request_that_the_model_cannot_serve_is_refused_by_field(stack: Any) -
             client.open_session("world", **request)
         assert caught.value.field == field, caught.value
     assert len(play(client, 3)) == 3
+
+
+@pytest.mark.timeout(300)
+def test_groups_03_a_world_on_a_group_is_the_same_world_also_beside_a_job(stack: Any) -> None:
+    """Two ranks denoise together: the frames are one worker's but for rounding, and bit by bit their own beside a job."""
+    stack.broker()
+    single = stack.worker("one", pipeline="world", threads=1, options="latent_cache_bytes=0")
+    client = stack.client()
+    alone = play(client, 1)
+    assert single.stop() == 0
+    jobs = ("--jobs", "emulated", "--job-option", "step_s=0.05")
+    stack.group("two", 2, "--pipeline", "world", "--option", "latent_cache_bytes=0", *jobs, threads=1)
+    grouped = play(client, 1)
+    for one, two in zip(alone, grouped, strict=True):
+        apart = np.abs(np.frombuffer(one, np.uint8).astype(int) - np.frombuffer(two, np.uint8))
+        assert apart.max() <= 1
+    job = client.submit_edit("emulated", seed=4, steps=400)
+    for event in job.progress():
+        if event.state == "running" and event.step > 0:
+            break
+    assert play(client, 1) == grouped
+    assert job.status().state == "running"
+    job.cancel()
