@@ -6,6 +6,7 @@ The table of imports stands here as data; a new file at the top of the package m
 from __future__ import annotations
 
 import ast
+import importlib
 import shutil
 import statistics
 import subprocess
@@ -19,7 +20,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "src" / "reelwire"
-DIAGRAM = ("<!-- printed by reelwire.broker.transitions.mermaid() -->\n```mermaid\n", "```")
+DIAGRAM = ("<!-- printed by reelwire.broker.{}.mermaid() -->\n```mermaid\n", "```")
 LINKED = ("broker", "workers", "pipeline", "kernels")
 SKIPPED = {".venv", ".git", "build", "dist", "__pycache__", ".hypothesis", "node_modules"}
 
@@ -380,14 +381,14 @@ def test_the_face_starts_without_torch() -> None:
     assert done.stdout.strip() == "[]"
 
 
-def test_the_diagram_in_the_docs_is_printed_from_the_table() -> None:
-    """ARCHITECTURE.md shows the states of a session as the broker has them."""
-    from reelwire.broker.transitions import mermaid
-
+@pytest.mark.parametrize("table", ["transitions", "job_states"])
+def test_the_diagram_in_the_docs_is_printed_from_the_table(table: str) -> None:
+    """ARCHITECTURE.md shows the states of a session, and those of a job, as the broker has them."""
+    module = importlib.import_module(f"reelwire.broker.{table}")
     text = (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8")
-    start, end = DIAGRAM
+    start, end = DIAGRAM[0].format(table), DIAGRAM[1]
     assert start in text
-    assert text.split(start)[1].split(end)[0] == mermaid()
+    assert text.split(start)[1].split(end)[0] == module.mermaid()
 
 
 def test_the_readme_has_a_caption_for_every_file() -> None:
