@@ -280,7 +280,8 @@ class Admission:
         file = checking.next_file
         file.is_right = True
         if event.failure is not None and event.failure.kind == "request" and file.stored is not None:
-            for peer in checking.job.request.askers:  # it is of no use to anybody; the other files may be sent for again
+            # It is of no use to anybody; the other files may be asked for again.
+            for peer in checking.job.request.askers:
                 self._at.uploads_used(peer, [file.stored.file])
         self._next(checking, event.failure, file.field)
 

@@ -181,7 +181,7 @@ def _run(
 
 def _submitted(client: Client, task: Task) -> Job:
     spec = client.job_kinds.get(task.task)
-    values = typed(spec, task.texts) if spec is not None else dict(task.texts)
+    values: dict[str, Any] = dict(task.texts) if spec is None else typed(spec, task.texts)
     return client.submit_edit(task.task, **task.given, **values)
 
 
