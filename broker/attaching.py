@@ -47,6 +47,7 @@ class Attaching(ABC):
         self._told = Told(config.peers_max)
         self._placement = Placement(admit_spec)
         self._groups = Groups(self._desk, incarnation)
+        self._incarnation = incarnation
         self._beats: Timers[int] = Timers()
         self._silences: Timers[int] = Timers()
         self._mute: dict[Peer, None] = {}
@@ -117,7 +118,7 @@ class Attaching(ABC):
     def _welcome(self, peer: Peer) -> None:
         limits, (specs, jobs) = self._config.limits(), self._offered() if peer.kind == "client" else ((), ())
         beat_s, missed = self._config.heartbeat_s, self._config.missed
-        self._desk.send(peer, m.Welcome(peer.name, self._version, beat_s, missed, limits, specs, jobs))
+        self._desk.send(peer, m.Welcome(peer.name, self._version, beat_s, missed, limits, specs, jobs, self._incarnation))
 
     def _offered(self) -> tuple[tuple[StreamSpec, ...], tuple[JobSpec, ...]]:
         """What clients can ask for now."""

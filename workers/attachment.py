@@ -64,6 +64,7 @@ class Attachment(ABC):
         self._heartbeat_s, self._missed = 1.0, 3
         self._hello_at = self._give_up_at = self._beat_at = self._silent_at = self._attached_at = 0.0
         self._rejections = 0
+        self._incarnation = 0
         self._drain_until: float | None = None
 
     @property
@@ -183,6 +184,8 @@ class Attachment(ABC):
         self._state, self._attachment, self._name = "attached", attachment, message.name
         self._heartbeat_s, self._missed = message.heartbeat_s, message.missed
         self._attached_at = now
+        if message.incarnation != self._incarnation:  # it was another broker that didn't know us any more
+            self._incarnation, self._rejections = message.incarnation, 0
         self._silent_at = now + self._missed * self._heartbeat_s
         actions.append(SetLimits(wire.Limits.of(message.limits)))
         actions.append(Log("info", "attached", {"name": message.name, "broker_version": message.version}))

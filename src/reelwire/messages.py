@@ -230,6 +230,8 @@ class Welcome:
         limits: named limits, units in the names.
         specs: what can be asked for (to clients).
         jobs: kinds of jobs that can be asked for (to clients).
+        incarnation: how many brokers there were with this one's state, this one included: whoever comes again knows whether
+            it comes to the same one.
     """
 
     name: str
@@ -239,6 +241,7 @@ class Welcome:
     limits: Mapping[str, int]
     specs: tuple[StreamSpec, ...] = ()
     jobs: tuple[JobSpec, ...] = ()
+    incarnation: int = 1
 
 
 @dataclass(frozen=True, slots=True)

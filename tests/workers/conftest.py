@@ -107,9 +107,11 @@ class Rig:
         """The broker says something."""
         return self.do(Received(self.now, attachment, message))
 
-    def welcome(self, attachment: int = 1, version: str = "1.2.9", heartbeat_s: float = 1.0) -> list[AnyAction]:
+    def welcome(
+        self, attachment: int = 1, version: str = "1.2.9", heartbeat_s: float = 1.0, incarnation: int = 1
+    ) -> list[AnyAction]:
         """The broker attaches the worker."""
-        return self.hear(Welcome("w", version, heartbeat_s, 3, {}), attachment)
+        return self.hear(Welcome("w", version, heartbeat_s, 3, {}, incarnation=incarnation), attachment)
 
     def finish(self, stage: str, reply: Reply | None = None, traceback: str = "", **more: Any) -> list[AnyAction]:
         """The stage's thread reports its job: well done, if `reply` doesn't say otherwise."""

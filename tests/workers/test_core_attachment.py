@@ -227,6 +227,16 @@ def test_streaming_33_a_rejected_worker_says_hello_again_and_slows_down(rig: Any
     assert hellos(worker) == 1
 
 
+def test_groups_07_a_worker_comes_at_once_to_each_broker_that_is_started_anew(rig: Any) -> None:
+    """However often the one before died: it is another broker that doesn't know the worker, and not another worker."""
+    worker = rig().ready()
+    for incarnation in range(2, 8):
+        worker.sent.clear()
+        worker.hear(Rejected("unknown_peer", "say hello first"), attachment=0)
+        assert hellos(worker) == 1
+        worker.welcome(1, incarnation=incarnation)
+
+
 def test_a_rejection_of_before_the_hello_is_ignored(rig: Any) -> None:
     """While greeting, an unknown peer is what one is."""
     worker = rig()
