@@ -13,15 +13,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from reelwire import messages, parts, wire, worker_messages
+from reelwire import group_messages, job_messages, messages, parts, wire, worker_messages
 from reelwire.spec import Plain
 from reelwire.tensors import ITEM_BYTES, Inline, Shared, TensorRef
 
-KINDS: list[type] = sorted({*typing.get_args(messages.Message)}, key=lambda kind: kind.__name__)
+KINDS: list[type] = sorted({*typing.get_args(wire.Sendable)}, key=lambda kind: kind.__name__)
 DIRECTIONS: list[tuple[wire.Direction[Any], object]] = [
     (wire.TO_BROKER, messages.ToBroker),
     (wire.TO_CLIENT, messages.ToClient),
     (wire.TO_WORKER, messages.ToWorker),
+    (wire.TO_RANK, group_messages.ToRank),
+    (wire.TO_LEADER, group_messages.ToLeader),
 ]
 
 integers = st.integers(-(1 << 63), (1 << 63) - 1)
@@ -119,7 +121,7 @@ def test_no_class_of_the_module_is_forgotten() -> None:
     """Every class stands in a union, or is a part of one that does."""
     found = {
         kind
-        for module in (messages, worker_messages)
+        for module in (messages, worker_messages, job_messages, group_messages)
         for _, kind in inspect.getmembers(module, inspect.isclass)
         if kind.__module__ == module.__name__
     }

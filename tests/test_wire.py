@@ -188,8 +188,8 @@ for _ in range(600):
 @example([], wire.TO_CLIENT)
 @example([packed(deep)], wire.TO_BROKER)
 @example(header("reelwire", deep, 0, []), wire.TO_BROKER)
-@example(header("reelwire", 2, deep, []), wire.TO_BROKER)
-@example(header("reelwire", 2, 0, deep), wire.TO_BROKER)
+@example(header("reelwire", wire.PROTOCOL, deep, []), wire.TO_BROKER)
+@example(header("reelwire", wire.PROTOCOL, 0, deep), wire.TO_BROKER)
 @example(said("Ack", deep), wire.TO_BROKER)
 @example([b"\x91" * 100_000], wire.TO_BROKER)
 def test_streaming_34_random_bytes_are_a_wire_error_and_nothing_else(
@@ -234,18 +234,18 @@ def test_streaming_34_a_body_of_random_values_is_a_wire_error_and_nothing_else(
         ([b"\xc1"], "header is not msgpack"),
         ([packed(1)], "header is not one of reelwire"),
         (header("reelwire"), "header is not one of reelwire"),
-        (header("other", 2, 0, ["Ack", ACK]), "header is not one of reelwire"),
+        (header("other", wire.PROTOCOL, 0, ["Ack", ACK]), "header is not one of reelwire"),
         (header("reelwire", "2", 0, ["Ack", ACK]), "the protocol's version is not a number"),
-        (header("reelwire", 2, 0), "header has 3 parts instead of 4"),
-        (header("reelwire", 2, -1, ["Ack", ACK]), "attachment is not a number of 0 and more"),
-        (header("reelwire", 2, True, ["Ack", ACK]), "attachment is not a number of 0 and more"),
-        (header("reelwire", 2, 0, {"Ack": ACK}), "the messages are not a list of 1 to 256 names, each with its body"),
-        (header("reelwire", 2, 0, []), "the messages are not a list of 1 to 256 names, each with its body"),
-        (header("reelwire", 2, 0, ["Ack"]), "the messages are not a list of 1 to 256 names, each with its body"),
-        (header("reelwire", 2, 0, ["Ack", ACK] * 257), "the messages are not a list of 1 to 256 names"),
-        (header("reelwire", 2, 0, ["Ack", ["s", 1, [2, 9]]]), "Ack's body is not bytes"),
-        (header("reelwire", 2, 0, ["Ack", b"\xc1"]), "Ack is not msgpack"),
-        (header("reelwire", 2, 0, ["Ack", ACK, "Ack", packed(["s"])]), "Ack is not a list of the 3 fields of Ack"),
+        (header("reelwire", wire.PROTOCOL, 0), "header has 3 parts instead of 4"),
+        (header("reelwire", wire.PROTOCOL, -1, ["Ack", ACK]), "attachment is not a number of 0 and more"),
+        (header("reelwire", wire.PROTOCOL, True, ["Ack", ACK]), "attachment is not a number of 0 and more"),
+        (header("reelwire", wire.PROTOCOL, 0, {"Ack": ACK}), "the messages are not a list of 1 to 256 names, each with its body"),
+        (header("reelwire", wire.PROTOCOL, 0, []), "the messages are not a list of 1 to 256 names, each with its body"),
+        (header("reelwire", wire.PROTOCOL, 0, ["Ack"]), "the messages are not a list of 1 to 256 names, each with its body"),
+        (header("reelwire", wire.PROTOCOL, 0, ["Ack", ACK] * 257), "the messages are not a list of 1 to 256 names"),
+        (header("reelwire", wire.PROTOCOL, 0, ["Ack", ["s", 1, [2, 9]]]), "Ack's body is not bytes"),
+        (header("reelwire", wire.PROTOCOL, 0, ["Ack", b"\xc1"]), "Ack is not msgpack"),
+        (header("reelwire", wire.PROTOCOL, 0, ["Ack", ACK, "Ack", packed(["s"])]), "Ack is not a list of the 3 fields of Ack"),
         (said(b"Ack", []), "the message's name is not a text"),
         (said("Chunk", []), "message 'Chunk' is unknown in this direction"),
         (said("x" * 999, []), f"message '{'x' * 40}' is unknown"),
@@ -274,7 +274,7 @@ def test_streaming_34_a_body_of_random_values_is_a_wire_error_and_nothing_else(
         (opening({"i": ["uint8", [1], ["own er", "s", 1, 0]]}), "'own er' names no shared memory"),
         (opening({"i": ["uint8", [1], ["o", "s", -1, 0]]}), "generations and offsets of 0 and more"),
         ([*said("Ack", ["s", 1, [2, 9]]), b"x"], "Ack refers to 0 of 1 frames"),
-        ([*header("reelwire", 2, 0, ["Ack", ACK] * 2), b"x"], "a batch of 2 messages refers to 0 of 1 frames"),
+        ([*header("reelwire", wire.PROTOCOL, 0, ["Ack", ACK] * 2), b"x"], "a batch of 2 messages refers to 0 of 1 frames"),
         ([*opening(TWICE), b"x", b"y"], "frame 0 is referred to in"),
         ([*opening(LATER), b"x", b"y"], "in place of frame 0"),
     ],
@@ -287,10 +287,10 @@ def test_streaming_34_the_error_says_what_is_wrong(frames: list[bytes], sentence
 
 def test_streaming_38_another_protocol_is_named_with_ours() -> None:
     """A header of another version is recognised as such, whatever follows."""
-    with pytest.raises(VersionMismatch, match="the peer speaks protocol 1, this side 2"):
+    with pytest.raises(VersionMismatch, match=f"the peer speaks protocol 1, this side {wire.PROTOCOL}"):
         wire.decode(header("reelwire", 1, 0, "Ack", ["s", 1]), wire.TO_BROKER, LIMITS)
-    with pytest.raises(VersionMismatch, match="the peer speaks protocol 3, this side 2"):
-        wire.decode(header("reelwire", 3, {"new": "layout"}), wire.TO_BROKER, LIMITS)
+    with pytest.raises(VersionMismatch, match=f"the peer speaks protocol 9, this side {wire.PROTOCOL}"):
+        wire.decode(header("reelwire", 9, {"new": "layout"}), wire.TO_BROKER, LIMITS)
 
 
 def test_streaming_34_sizes_are_limited_before_anything_is_read() -> None:
