@@ -120,6 +120,8 @@ class Have:
 class Decision:
     """The leader's word on what all ranks do next. The next one comes when all have answered this one.
 
+    Only a ``step`` may follow a ``start`` or a ``step`` before that; a rank does and answers both in order, and never has more.
+
     Attributes:
         number: from 1 within the epoch.
         act: ``form``: leave the process group, if there is one, and meet in a new one (`round` names it);

@@ -188,8 +188,9 @@ class Settings:
                     raise ConfigError(f"{section}.{name}", "is no setting of a group; accepted: those of a worker")
             if devices:
                 table |= {"device": devices[0], "world": len(devices)}
-            if "name" in table:
-                table["group"] = table.pop("name")
+            if not table.get("name"):
+                raise ConfigError(f"{section}.name", "is missing; accepted: the name of the group")
+            table["group"] = table.pop("name")
             made.append((devices, self._layered(section, kind, table)))
         return made
 

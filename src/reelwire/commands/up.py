@@ -179,8 +179,6 @@ def _grouped(base: Resolved[Any], text: str) -> Resolved[Any]:
 def _ranks(first: Resolved[Any], devices: Sequence[str]) -> Iterator[tuple[str, Resolved[Any]]]:
     """Every rank of a group: on the devices that are listed, or on the first one's and those with the next numbers."""
     config = first.value
-    if not config.group:
-        raise ConfigError("groups.name", "is missing; accepted: the name of a group")
     kind, colon, number = config.device.partition(":")
     for rank in range(config.world):
         device = devices[rank] if devices else f"{kind}:{int(number) + rank}" if colon else config.device

@@ -1,0 +1,213 @@
+"""`reelwire edit`, `cancel` and what they show, as a person runs them: with real processes where a broker is needed."""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from reelwire import Client, JobStatus, RequestError
+from reelwire.commands.edit import read_tasks, typed
+from reelwire.commands.job_bar import duration, said_of
+from reelwire.errors import ConfigError
+from reelwire.job_spec import JobSpec
+from reelwire.spec import Parameter
+
+from .conftest import LIMIT_S, Ended, Reelwire, ready_line, running
+
+NOBODY = "tcp://127.0.0.1:9"
+
+
+def refused(ended: Ended, *words: str) -> None:
+    """Exit code 2 and one sentence with these words."""
+    sentence = ended.sentence()
+    assert ended.code == 2, ended
+    for word in words:
+        assert word in sentence, sentence
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        ([], ["task: is missing", "accepted: "]),
+        (["v2v", "--tasks", "x.json"], ["--tasks is given beside a request"]),
+        (["v2v", "--out", "nowhere/x.mp4"], ["out: the folder nowhere is not there"]),
+        (["v2v", "--set", "steps"], ["set: ", "NAME=VALUE"]),
+        (["v2v", "--priority", "101"], ["--priority"]),
+        (["--tasks", "nowhere.json"], ["tasks: nowhere.json can't be read"]),
+    ],
+)
+def test_flags_of_edit_that_cannot_be_right(here: Reelwire, flags: list[str], words: list[str]) -> None:
+    """Found before anybody is asked."""
+    refused(here("edit", *flags), *words)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("{", "is no JSON file"),
+        ("{}", "holds no requests"),
+        ("[]", "holds no requests"),
+        ("[3]", "tasks[0]: is no object"),
+        ('[{"task": "v2v", "colour": 1}]', "tasks[0].colour: is unknown"),
+        ('[{"out": "x.mp4"}]', "tasks[0].task: is None"),
+        ('[{"task": "v2v"}, {"task": "v2v", "out": 3}]', "tasks[1].out: is 3"),
+        ('[{"task": "v2v", "parameters": []}]', "tasks[0].parameters: is no object"),
+    ],
+)
+def test_a_file_of_requests_that_is_none_says_where(tmp_path: Path, text: str, words: str) -> None:
+    """The entry, its field, and what is accepted."""
+    path = tmp_path / "tasks.json"
+    path.write_text(text)
+    with pytest.raises(RequestError) as raised:
+        read_tasks(path)
+    assert words in str(raised.value)
+    assert "accepted: " in str(raised.value)
+
+
+def test_files_of_requests_lie_beside_their_list(tmp_path: Path) -> None:
+    """Of inputs and results alike, but for those on the broker's machine; a result that isn't named has the list's name."""
+    path = tmp_path / "tasks.json"
+    entries = [
+        {
+            "task": "v2v",
+            "video": "in.mp4",
+            "images": ["a.png", "broker:/b.png"],
+            "out": "x.mp4",
+            "parameters": {"n": 3},
+        },
+        {"task": "t2v", "prompt": "snow"},
+    ]
+    path.write_text(json.dumps(entries))
+    first, second = read_tasks(path)
+    assert (first.task, first.out) == ("v2v", tmp_path / "x.mp4")
+    files = {"video": str(tmp_path / "in.mp4"), "images": [str(tmp_path / "a.png"), "broker:/b.png"]}
+    assert first.given == {**files, "n": 3}
+    assert (second.out, second.given) == (tmp_path / "tasks-1.mp4", {"prompt": "snow"})
+
+
+def test_texts_of_set_become_what_the_kind_takes() -> None:
+    """By the type of the parameter; one that it doesn't have stays a text, for the broker to refuse by name."""
+    spec = JobSpec("k", "", (Parameter("steps", "integer", ""), Parameter("scale", "number", "")))
+    assert typed(spec, {"steps": "3", "scale": "2", "other": "x"}) == {"steps": 3, "scale": 2.0, "other": "x"}
+    with pytest.raises(ConfigError, match="steps"):
+        typed(spec, {"steps": "many"})
+
+
+def test_where_a_job_stands_is_said_in_words() -> None:
+    """Place in the queue, stage, steps, seconds per step, time left, and what it gives way to."""
+
+    def said(**given: Any) -> str:
+        return said_of(JobStatus("j", "k", **given))
+
+    assert said(state="queued", position=3) == "queued, 3 before it"
+    assert said(state="queued", waits_for="worker") == "queued, 0 before it, waits for a worker"
+    going = {"state": "running", "stage": "denoise", "step": 2, "steps": 40}
+    assert said(**going) == "denoise  2/40"
+    more = {"step_s": 1.5, "left_s": 57.0, "waits_for": "streaming"}
+    assert said(**going, **more) == "denoise  2/40  1.50 s per step  57 s left  gives way to streaming"
+    assert said(state="encoding") == "encoding"
+    assert [duration(seconds) for seconds in (0.2, 59.4, 61, 3727)] == ["0 s", "59 s", "1:01", "1:02:07"]
+
+
+def test_nobody_listening_is_exit_code_3(reelwire: Reelwire) -> None:
+    """Of each command that asks a broker."""
+    for arguments in (("edit", "v2v"), ("cancel", "1")):
+        ended = reelwire(*arguments, "--endpoint", NOBODY, env={"REELWIRE_CLIENT_CONNECT_TIMEOUT_S": "0.3"})
+        assert ended.code == 3, ended
+        assert NOBODY in ended.sentence()
+
+
+@pytest.fixture
+def where(broker: str, tmp_path: Path) -> Iterator[Mapping[str, str]]:
+    """The environment in which a broker with a worker that does jobs is found."""
+    jobs = ("--pipeline", "emulated", "--jobs", "emulated", "--job-option", "step_s=0.01")
+    with running("worker", "--broker", broker, "--name", "one", *jobs, cwd=tmp_path) as worker:
+        ready_line(worker)
+        yield {"REELWIRE_BROKER": broker}
+
+
+def test_jobs_are_asked_for_shown_and_ended(reelwire: Reelwire, where: Mapping[str, str], tmp_path: Path) -> None:
+    """One that is waited for, a list of them, one that is left to the workers and cancelled; and what is refused."""
+    done = reelwire("edit", "emulated", "--set", "steps=5", "--out", "a.mp4", "--json", env=where)
+    assert done.code == 0, done
+    (row,) = json.loads(done.out)
+    assert (row["state"], row["out"]) == ("succeeded", "a.mp4")
+    assert (tmp_path / "a.mp4").stat().st_size == row["bytes"]
+    entries = [{"task": "emulated", "parameters": {"steps": 3}, "out": f"{name}.mp4"} for name in "bc"]
+    (tmp_path / "tasks.json").write_text(json.dumps(entries))
+    both = reelwire("edit", "--tasks", "tasks.json", env=where)
+    assert both.code == 0, both
+    assert (tmp_path / "b.mp4").read_bytes() == (tmp_path / "c.mp4").read_bytes()
+    refused(reelwire("edit", "emulated", "--set", "frames=6", env=where), "frames: 6 is not of the form 4k+1")
+    refused(reelwire("edit", "nothing", env=where), "unknown kind 'nothing'; accepted: emulated")
+    failed = reelwire("edit", "emulated", "--set", "fail_at=2", env=where)
+    assert (failed.code, "step 2 fails, as asked for" in failed.err) == (1, True)
+    left, again = (
+        reelwire("edit", "emulated", "--set", "steps=9000", "--detach", "--key", "k", env=where) for _ in range(2)
+    )
+    job = left.out.strip()
+    assert again.out.strip() == job
+    assert job in reelwire("status", env=where).out
+    assert json.loads(reelwire("status", "--json", env=where).out)["jobs"]["listed"][0]["job"] == job
+    ended = reelwire("cancel", job, "--json", env=where)
+    assert json.loads(ended.out) == {job: "cancelled"}
+    unknown = reelwire("cancel", "nobody", env=where)
+    assert (unknown.code, "there is no job 'nobody'" in unknown.sentence()) == (1, True)
+
+
+def test_ctrl_c_leaves_a_job_to_the_workers(reelwire: Reelwire, where: Mapping[str, str], tmp_path: Path) -> None:
+    """The command ends with 1 and says which job goes on."""
+    left = ("edit", "emulated", "--set", "steps=9000", "--key", "left")
+    with running(*left, cwd=tmp_path, env=where) as process, Client(where["REELWIRE_BROKER"]) as client:
+        while not client.jobs():
+            pass  # each look is a question and its answer; the test's own limit ends it
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=LIMIT_S)
+        (job,) = client.jobs()
+        assert (process.returncode, job.job in err) == (1, True)
+        assert not job.ended
+        client.job(job.job).cancel()
+
+
+def test_up_starts_a_group_that_does_jobs(reelwire: Reelwire, tmp_path: Path) -> None:
+    """By its flag; both ranks come up, and a job runs over them."""
+    flags = ("--listen", "tcp://127.0.0.1:*", "--group", "edit=2", "--pipeline", "emulated", "--jobs", "emulated")
+    with running("up", *flags, "--json", cwd=tmp_path) as process:
+        assert process.stdout is not None
+        events = []
+        for line in process.stdout:
+            events.append(json.loads(line))
+            if events[-1]["event"] == "ready":
+                break
+        assert events[-1]["workers"] == ["edit-0", "edit-1"], events
+        where = {"REELWIRE_BROKER": events[-1]["endpoint"]}
+        done = reelwire("edit", "emulated", "--set", "steps=4", "--json", env=where)
+        assert done.code == 0, done
+        groups = json.loads(reelwire("status", "--json", env=where).out)["groups"]
+        assert [(group["name"], group["state"], len(group["ranks"])) for group in groups] == [("edit", "formed", 2)]
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=LIMIT_S)
+    assert process.returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "flags", "words"),
+    [
+        ("", ["--group", "edit"], ["group: 'edit' is no group", "NAME=RANKS"]),
+        ("", ["--group", "edit=0"], ["group: 'edit=0' is no group"]),
+        ("[[groups]]\nworld = 2\n", [], ["groups[1].name: is missing"]),
+        ('[[groups]]\nname = "e"\nrank = 1\n', [], ["groups[1].rank", "is no setting of a group"]),
+        ('[[groups]]\nname = "e"\nworld = 2\ndevices = ["cpu"]\n', [], ["groups[1].devices", "beside world"]),
+        ('[[groups]]\nname = "e"\nworld = 2\n', ["--workers", "1"], ["workers: is given beside the topology"]),
+        ('[[groups]]\nname = "e"\nworld = 2\n[[groups]]\nname = "e"\nworld = 2\n', [], ["'e-0' is taken twice"]),
+    ],
+)
+def test_wrong_groups_of_up(here: Reelwire, tmp_path: Path, text: str, flags: list[str], words: list[str]) -> None:
+    """Told before anything is started."""
+    (tmp_path / "reelwire.toml").write_text(text)
+    refused(here("up", *flags), *words)
