@@ -203,7 +203,7 @@ def test_up_starts_a_group_that_does_jobs(reelwire: Reelwire, tmp_path: Path) ->
         ("[[groups]]\nworld = 2\n", [], ["groups[1].name: is missing"]),
         ('[[groups]]\nname = "e"\nrank = 1\n', [], ["groups[1].rank", "is no setting of a group"]),
         ('[[groups]]\nname = "e"\nworld = 2\ndevices = ["cpu"]\n', [], ["groups[1].devices", "beside world"]),
-        ('[[groups]]\nname = "e"\nworld = 2\n', ["--workers", "1"], ["workers: is given beside the topology"]),
+        ('[[groups]]\nname = "e"\nworld = 2\n', ["--workers", "1"], ["workers: is given beside [[workers]] or [[groups]]"]),
         ('[[groups]]\nname = "e"\nworld = 2\n[[groups]]\nname = "e"\nworld = 2\n', [], ["'e-0' is taken twice"]),
     ],
 )
