@@ -160,6 +160,19 @@ def test_jobs_are_asked_for_shown_and_ended(reelwire: Reelwire, where: Mapping[s
     assert (unknown.code, "there is no job 'nobody'" in unknown.sentence()) == (1, True)
 
 
+def test_what_was_submitted_before_a_request_that_is_refused_is_named(
+    reelwire: Reelwire, where: Mapping[str, str], tmp_path: Path
+) -> None:
+    """It goes on, and can be asked for."""
+    entries = [{"task": "emulated", "parameters": {"steps": steps}} for steps in (9000, 0)]
+    (tmp_path / "tasks.json").write_text(json.dumps(entries))
+    ended = reelwire("edit", "--tasks", "tasks.json", env=where)
+    refused(ended, "steps: 0 is below the least accepted", "submitted already, and going on: ")
+    (job,) = json.loads(reelwire("status", "--json", env=where).out)["jobs"]["listed"]
+    assert job["job"] in ended.err
+    assert reelwire("cancel", job["job"], env=where).code == 0
+
+
 def test_ctrl_c_leaves_a_job_to_the_workers(reelwire: Reelwire, where: Mapping[str, str], tmp_path: Path) -> None:
     """The command ends with 1 and says which job goes on."""
     left = ("edit", "emulated", "--set", "steps=9000", "--key", "left")
@@ -203,7 +216,11 @@ def test_up_starts_a_group_that_does_jobs(reelwire: Reelwire, tmp_path: Path) ->
         ("[[groups]]\nworld = 2\n", [], ["groups[1].name: is missing"]),
         ('[[groups]]\nname = "e"\nrank = 1\n', [], ["groups[1].rank", "is no setting of a group"]),
         ('[[groups]]\nname = "e"\nworld = 2\ndevices = ["cpu"]\n', [], ["groups[1].devices", "beside world"]),
-        ('[[groups]]\nname = "e"\nworld = 2\n', ["--workers", "1"], ["workers: is given beside [[workers]] or [[groups]]"]),
+        (
+            '[[groups]]\nname = "e"\nworld = 2\n',
+            ["--workers", "1"],
+            ["workers: is given beside [[workers]] or [[groups]]"],
+        ),
         ('[[groups]]\nname = "e"\nworld = 2\n[[groups]]\nname = "e"\nworld = 2\n', [], ["'e-0' is taken twice"]),
     ],
 )

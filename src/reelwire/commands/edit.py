@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ..errors import JobError, ReelwireError, RequestError, UsageError
+from ..errors import JobError, OverloadError, ReelwireError, RequestError, UsageError
 from .shared import ConfigFile, Endpoint, Json, assignments, load_settings, print_json, print_table, tell
 
 if TYPE_CHECKING:
@@ -156,7 +156,8 @@ def _run(
     failed: list[str] = []
     with stopped_by_signals(), Client(settings.endpoint, connect_timeout_s=settings.connect_timeout_s) as client:
         try:
-            jobs.extend((task, _submitted(client, task)) for task in tasks)
+            for task in tasks:
+                jobs.append((task, _submitted(client, task, [job for _, job in jobs])))
             if detach:
                 _say_ids(jobs, as_json)
                 return
@@ -173,16 +174,29 @@ def _run(
         except KeyboardInterrupt:
             ids = ", ".join(job.id for _, job in jobs)
             raise ReelwireError(f"left; goes on without this command: {ids}" if ids else "stopped") from None
+        except ReelwireError as error:
+            if jobs:
+                error.add_note(f"submitted already, and going on: {', '.join(job.id for _, job in jobs)}")
+            raise
     _report(rows, as_json)
     if failed:
         tell("; ".join(failed))
         raise typer.Exit(1)
 
 
-def _submitted(client: Client, task: Task) -> Job:
+def _submitted(client: Client, task: Task, before: list[Job]) -> Job:
+    """Submit a request; where the queue is full with those before it, when the oldest of them has ended."""
     spec = client.job_kinds.get(task.task)
     values: dict[str, Any] = dict(task.texts) if spec is None else typed(spec, task.texts)
-    return client.submit_edit(task.task, **task.given, **values)
+    waiting = list(before)
+    while True:
+        try:
+            return client.submit_edit(task.task, **task.given, **values)
+        except OverloadError as error:
+            if not waiting:
+                raise
+            tell(f"waits for {waiting[0].id}: {error}")
+            waiting.pop(0).wait()
 
 
 def typed(spec: JobSpec, texts: Mapping[str, str]) -> dict[str, Any]:

@@ -147,7 +147,9 @@ def planned(layers: Settings, asked: Asked) -> list[tuple[str, Resolved[Any]]]:
     if workers or groups:
         for name, value in {"workers": asked.workers, "group": asked.groups or None, **asked.settings}.items():
             if value is not None:
-                raise ConfigError(name, f"is given beside [[workers]] or [[groups]] in {layers.file}; accepted: one of the two")
+                raise ConfigError(
+                    name, f"is given beside [[workers]] or [[groups]] in {layers.file}; accepted: one of the two"
+                )
     else:
         base = layers.resolve("worker", WorkerConfig, asked.settings)
         count = asked.workers or (0 if asked.groups else 1)
