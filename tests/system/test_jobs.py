@@ -10,8 +10,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import av
 import numpy as np
 import pytest
+from PIL import Image
 
 from reelwire import Client, Job, JobCancelled, JobFailed, JobStatus, RequestError, SessionFailed
 from reelwire.media import VideoWriter
@@ -181,6 +183,20 @@ def bad_files(folder: Path) -> Iterator[tuple[str, Path]]:
     empty = folder / "empty.mp4"
     empty.touch()
     yield "video", empty
+    picture = folder / "picture.png"
+    Image.new("RGB", (64, 48)).save(picture)
+    yield "video", picture
+    frameless = folder / "frameless.mp4"
+    with av.open(str(frameless), "w") as container:
+        stream = container.add_stream("mpeg4", rate=16)
+        stream.width, stream.height = 64, 48
+        container.start_encoding()
+    yield "video", frameless
+    large = folder / "large.mp4"
+    with large.open("wb") as file:
+        file.truncate(2 << 30)
+    yield "video", large
+    yield "video", folder
 
 
 def test_groups_08_bad_requests_are_refused_by_field_and_leave_nothing(stack: Any, clip: Path, tmp_path: Path) -> None:
@@ -188,6 +204,7 @@ def test_groups_08_bad_requests_are_refused_by_field_and_leave_nothing(stack: An
     state, roots = tmp_path / "state", tmp_path / "media"
     roots.mkdir()
     (roots / "out").symlink_to(clip)
+    os.mkfifo(roots / "pipe")
     stack.broker(state_dir=state, media_roots=roots)
     stack.worker("one", "emulated", jobs="emulated")
     client: Client = stack.client()
@@ -199,6 +216,12 @@ def test_groups_08_bad_requests_are_refused_by_field_and_leave_nothing(stack: An
         ("frames", {"task": "emulated", "frames": 6}),
         ("steps", {"task": "emulated", "steps": 0}),
         ("colour", {"task": "emulated", "colour": 3}),
+        ("fps", {"task": "emulated", "fps": float("nan")}),
+        ("steps", {"task": "emulated", "steps": 10**30}),
+        ("priority", {"task": "emulated", "priority": 101}),
+        ("output", {"task": "emulated", "output": f"{tmp_path}/elsewhere.mp4"}),
+        ("video", {"task": "emulated-v2v", "video": f"broker:{roots}/pipe"}),
+        ("video", {"task": "emulated-v2v", "video": "broker:/dev/zero"}),
         ("video", {"task": "emulated-v2v", "video": f"broker:{clip}"}),
         ("video", {"task": "emulated-v2v", "video": f"broker:{roots}/out"}),
         ("video", {"task": "emulated-v2v", "video": f"broker:{roots}/../{clip.name}"}),
