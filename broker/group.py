@@ -73,7 +73,7 @@ class Group:
     @property
     def members(self) -> tuple[Member, ...]:
         """All ranks, as they are told of each other."""
-        return tuple(Member(rank, place.machine, place.pid) for rank, place in sorted(self.places.items()))
+        return tuple(Member(rank, at.machine, at.pid, at.started) for rank, at in sorted(self.places.items()))
 
     @property
     def next_number(self) -> int:

@@ -1,7 +1,8 @@
 """The processes of a group's other ranks, as far as they are on this machine: seen when they end, and killed for certain.
 
-A pidfd stands for one process and never for another that is given its number later. Where there are none (macOS), and
-for processes of other machines, nothing is seen here, and the silence at the broker has to say it.
+A pidfd stands for one process and never for another that is given its number later; that it was opened for the right one
+is known by when that one was started. Where there are none (macOS), and for processes of other machines, nothing is seen
+here, and the silence at the broker has to say it.
 """
 
 from __future__ import annotations
@@ -32,6 +33,18 @@ def this_machine() -> str:
     except OSError:
         return ""
     return ":".join((boot, *map(str, spaces)))
+
+
+def started_at(pid: int) -> int:
+    """When a process was started, in ticks since the machine's boot; 0: it isn't there, or the system doesn't say.
+
+    Source: proc_pid_stat(5), field 22.
+    """
+    try:
+        said = Path(f"/proc/{pid}/stat").read_bytes()
+        return int(said.rpartition(b")")[2].split()[19])  # the second field, a name, may hold blanks and parentheses
+    except (OSError, ValueError, IndexError):
+        return 0
 
 
 def is_local(members: Iterable[Member]) -> bool:
@@ -100,14 +113,19 @@ class Fellows:
         if not here or sys.platform != "linux" or not hasattr(os, "pidfd_open"):
             return
         for member in members:
-            if member.rank == rank or member.machine != here or member.pid <= 0:
+            if member.rank == rank or member.machine != here or member.pid <= 0 or member.started <= 0:
                 continue
             try:
-                self._open[member.rank] = os.pidfd_open(member.pid)
+                descriptor = os.pidfd_open(member.pid)
             except ProcessLookupError:
                 self._gone.append(member.rank)
+                continue
             except OSError:  # an old kernel, or no descriptors left: the broker will notice
                 continue
+            if started_at(member.pid) == member.started:  # asked once the descriptor can't become another's any more
+                self._open[member.rank] = descriptor
+            else:  # somebody else's process
+                os.close(descriptor)
 
     @property
     def descriptors(self) -> Mapping[int, int]:

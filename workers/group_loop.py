@@ -37,7 +37,7 @@ from reelwire.segments import MemoryLostError
 from .collectives import Meeting
 from .config import WorkerConfig
 from .core import WorkerCore
-from .fellows import Fellows, is_local, this_machine
+from .fellows import Fellows, is_local, started_at, this_machine
 from .files import Files, cannot_keep
 from .group import GroupThread
 from .group_events import (
@@ -110,6 +110,7 @@ def place_of(config: WorkerConfig) -> Membership | None:
         machine=this_machine(),
         pid=os.getpid(),
         fingerprint=fingerprint(config),
+        started=started_at(os.getpid()),
     )
 
 

@@ -121,6 +121,8 @@ class Membership:
         machine: tells machines, and the process ids on them, from others: whoever has the same can watch and kill the process.
         pid: of the process.
         fingerprint: of the weights and options; ranks of one group have the same.
+        started: when the process did, in the machine's ticks since its boot; tells it from others that had its number, or will.
+            0: unknown.
     """
 
     group: str
@@ -131,6 +133,7 @@ class Membership:
     machine: str = ""
     pid: int = 0
     fingerprint: str = ""
+    started: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,8 +159,10 @@ class Member:
         rank: which.
         machine: as of `Membership`.
         pid: as of `Membership`.
+        started: as of `Membership`; without it a process is neither watched nor killed by the others.
     """
 
     rank: int
     machine: str
     pid: int
+    started: int = 0

@@ -30,8 +30,12 @@ def hello(name: str, rank: int = 0, size: int = 2, group: str | None = "g", **mo
     offers = tuple(m.StageOffer("world", stage, 8, 1000, 1, stage == "denoise") for stage in STAGES) if leads else ()
     place = None
     if group is not None:
-        told = {key: more.pop(key) for key in ("epoch", "sequence", "machine", "pid", "fingerprint") if key in more}
-        place = m.Membership(group, rank, size, **{"machine": "host", "pid": 100 + rank, **told})
+        told = {
+            key: more.pop(key)
+            for key in ("epoch", "sequence", "machine", "pid", "fingerprint", "started")
+            if key in more
+        }
+        place = m.Membership(group, rank, size, **{"machine": "host", "pid": 100 + rank, "started": 7 + rank, **told})
     said = m.WorkerHello(
         version=VERSION,
         name=name,

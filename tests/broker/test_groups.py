@@ -115,7 +115,7 @@ def test_groups_04_forming_says_to_each_what_it_needs(hall: Hall) -> None:
     others = [hall.rank(rank, 3) for rank in (2, 1)]
     group = hall.groups.by_name["g"]
     lead = hall.heard(leader)[-1]
-    members = tuple(m.Member(rank, "host", 100 + rank) for rank in range(3))
+    members = tuple(m.Member(rank, "host", 100 + rank, 7 + rank) for rank in range(3))
     assert lead == m.LeadGroup(group.epoch, lead.secret, members)
     assert len(lead.secret) == 32
     assert [hall.heard(peer) for peer in others] == [[], []]

@@ -14,7 +14,7 @@ import pytest
 
 from reelwire.errors import ConfigError
 from reelwire.messages import Member
-from reelwire.workers.fellows import Fellows, address_of, interface_to, is_local, this_machine
+from reelwire.workers.fellows import Fellows, address_of, interface_to, is_local, started_at, this_machine
 
 LIMIT_S = 30.0
 pytestmark = pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="no pidfd here: nothing is watched")
@@ -38,7 +38,7 @@ def spawn() -> Iterator[Callable[[], subprocess.Popen[bytes]]]:
 
 
 def members(*pids: int, machine: str = "") -> list[Member]:
-    return [Member(rank, machine or this_machine(), pid) for rank, pid in enumerate(pids)]
+    return [Member(rank, machine or this_machine(), pid, started_at(pid)) for rank, pid in enumerate(pids)]
 
 
 def wait_for_one(fellows: Fellows) -> None:
@@ -81,9 +81,10 @@ def test_groups_04_a_stopped_rank_is_killed_for_certain(spawn: Callable[[], subp
 def test_a_rank_that_was_gone_before_is_told_of(spawn: Callable[[], subprocess.Popen[bytes]]) -> None:
     """Between its hello and now it can have ended."""
     process = spawn()
+    told = members(os.getpid(), process.pid)
     process.kill()
     process.wait(LIMIT_S)
-    fellows = Fellows(members(os.getpid(), process.pid), 0)
+    fellows = Fellows(told, 0)
     assert fellows.ended() == [1]
     assert fellows.ended() == []
     fellows.close()
@@ -97,6 +98,30 @@ def test_a_number_that_was_given_again_is_nobody_of_ours(spawn: Callable[[], sub
     process.wait(LIMIT_S)  # from here on the number is free
     assert fellows.kill([1]) == []
     fellows.close()
+
+
+@pytest.mark.parametrize("started", [0, 1])
+def test_groups_04_a_process_that_was_started_at_another_time_is_nobody_of_ours(
+    spawn: Callable[[], subprocess.Popen[bytes]], started: int
+) -> None:
+    """Whoever says a number in its hello has nobody else's process killed by it; one that doesn't say when isn't watched."""
+    process = spawn()
+    fellows = Fellows([Member(0, this_machine(), os.getpid()), Member(1, this_machine(), process.pid, started)], 0)
+    assert not fellows.descriptors
+    assert fellows.kill([1]) == []
+    assert fellows.ended() == []
+    assert process.poll() is None
+    fellows.close()
+
+
+def test_the_start_of_a_process_is_known(spawn: Callable[[], subprocess.Popen[bytes]]) -> None:
+    """One that is started later isn't earlier; one that isn't there has none."""
+    process = spawn()
+    assert 0 < started_at(os.getpid()) <= started_at(process.pid)
+    assert started_at(process.pid) == started_at(process.pid)
+    process.kill()
+    process.wait(LIMIT_S)
+    assert started_at(process.pid) == 0
 
 
 def test_ranks_of_other_machines_are_not_watched(spawn: Callable[[], subprocess.Popen[bytes]]) -> None:

@@ -192,7 +192,7 @@ def group_of_two(broker: Broker, start: Callable[..., Process]) -> list[Process]
         assert place is not None
         assert (place.group, place.rank, place.world, place.epoch) == ("g", rank, 2, 0)
         assert place.pid == processes[rank].process.pid
-        members.append(Member(rank, place.machine, place.pid))
+        members.append(Member(rank, place.machine, place.pid, place.started))
     assert len({broker.hellos[name].group.fingerprint for name in names}) == 1  # type: ignore[union-attr]
     broker.say("r0", LeadGroup(1, SECRET, tuple(members)))
     opened = broker.expect("r0", GroupOpened, skip=(StageReady,))
