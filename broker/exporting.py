@@ -72,17 +72,6 @@ def existing(folder: int, name: str) -> os.stat_result | None:
         return None
 
 
-def write_whole(descriptor: int, data: bytes | memoryview) -> None:
-    """Write all of it; a write may take less than it is given.
-
-    Raises:
-        OSError: there is no room, or the disk fails.
-    """
-    left = memoryview(data)
-    while left:
-        left = left[os.write(descriptor, left) :]
-
-
 def _unnamed(folder: int, name: str) -> Target | None:
     if not _UNNAMED:
         return None

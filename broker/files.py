@@ -22,6 +22,7 @@ from reelwire.job_parts import FILE_PART_BYTES
 from reelwire.job_spec import MediaInput
 from reelwire.messages import Failure
 from reelwire.spec import Plain
+from reelwire.writing import write_whole
 
 from .actions import (
     AppendPart,
@@ -36,7 +37,7 @@ from .actions import (
     RemoveFile,
 )
 from .events import FileDone, PartRead, PartStored
-from .exporting import existing, placed, write_whole
+from .exporting import existing, placed
 from .media_roots import MediaRoots, Refused
 from .state_folder import FILE_NAME, sync_folder
 

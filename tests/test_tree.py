@@ -33,8 +33,9 @@ DOWNWARD = (
     "errors", "checks", "versions", "endpoints", "spec", "job_spec", "tensors", "controls", "parts", "job_parts", "binding",
     "group_messages", "job_messages", "worker_messages", "messages", "codec", "wire", "media",
 )  # fmt: skip
-# Beside the first row: what wakes the loops, and only them.
+# Beside the first row: what wakes the loops, and what writes into files what others have made; for these alone.
 WAKES = {"loop", "supervisor", "client_loop"}
+WRITES = {"broker": {"files"}, "workers": {"files", "collectives"}}
 # Shared memory, for whoever writes it, reads it, or cleans up; never the broker.
 MEMORY = ("segment_files", "segments")
 MEMORY_FILES = {
@@ -186,23 +187,23 @@ def allowed(name: str) -> set[str]:
     """What of ours a file may import."""
     at = place(name)
     file = name.rsplit(".", maxsplit=1)[-1]
-    wake = {"wake"} if file in WAKES else set()
+    beside = {each for each, files in (("wake", WAKES), ("writing", WRITES.get(at, ()))) if file in files}
     memory = set(MEMORY) if at == "commands" or file in MEMORY_FILES.get(at, set()) else set()
     if at in DOWNWARD:
         return set(DOWNWARD[: DOWNWARD.index(at)])
-    if at == "wake":
+    if at in {"wake", "writing"}:
         return set()
     if at in MEMORY:
-        return {"parts", "tensors", *MEMORY[: MEMORY.index(at)]}
+        return {"parts", "tensors", "writing", *MEMORY[: MEMORY.index(at)]}
     if name in DOCTOR:
         return {*DOWNWARD, *FACE, *MEMORY, "__init__", "kernels"}
     if at in FACE:
-        reach = {*DOWNWARD, *FACE[: FACE.index(at) + 1], "__init__"} | wake | memory
+        reach = {*DOWNWARD, *FACE[: FACE.index(at) + 1], "__init__"} | beside | memory
         return reach | {"broker", "workers"} if at == "commands" else reach
     if at == "broker":
-        return {*DOWNWARD, "broker", "__init__"} | wake
+        return {*DOWNWARD, "broker", "__init__"} | beside
     if at == "workers":
-        reach = {*DOWNWARD, "workers", "__init__"} | wake | memory
+        reach = {*DOWNWARD, "workers", "__init__"} | beside | memory
         return reach | {"pipeline"} if file in WORKER_PIPELINE_FILES else reach
     if at == "pipeline":
         return {"pipeline", "kernels", "spec", "job_spec"}

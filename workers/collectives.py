@@ -24,6 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from reelwire.messages import FileOffer
+from reelwire.writing import write_whole
 
 from .fellows import address_of, interface_to
 
@@ -360,7 +361,7 @@ def _share_file(ranks: Ranks, offer: FileOffer, source: str, path: Path) -> None
             dist.broadcast(moved, group_src=0, group=group)
             if write is not None:
                 part.copy_(moved)
-                write.write(view)
+                write_whole(write.fileno(), view)
                 digest.update(view)
     if write is not None and digest.hexdigest() != offer.file:
         raise ValueError(f"what came for {offer.file} isn't what was offered")

@@ -24,6 +24,7 @@ from reelwire.job_parts import FILE_PART_BYTES
 from reelwire.messages import Failure, FileGone, FileOffer, FilePart, FileRole, RunJob
 from reelwire.segment_files import OwnFolder, folder_of_user, reap
 from reelwire.tensors import Inline, TensorRef, inline_buffer
+from reelwire.writing import write_whole
 
 KNOWN_MAX = 1024
 """Files whose hash is remembered."""
@@ -232,9 +233,7 @@ class _Fetched:
         expected = min(FILE_PART_BYTES, self._offer.nbytes - part.index * FILE_PART_BYTES)
         if data.nbytes != expected:
             raise ValueError(f"part {part.index} has {data.nbytes} bytes in place of {expected}")
-        left = data
-        while left.nbytes:  # a file without a buffer may take less than all
-            left = left[self._file.write(left) :]
+        write_whole(self._file.fileno(), data)
         self._digest.update(data)
         self.parts += 1
         if self.parts < self._offer.parts:

@@ -18,6 +18,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from .tensors import MEMORY_NAME
+from .writing import write_whole
 
 VARIABLE = "REELWIRE_SHARED_MEMORY"
 """Names the folder to use in place of `/dev/shm`."""
@@ -166,7 +167,7 @@ class OwnFolder:
         descriptor = os.open(name, _NEW, 0o600, dir_fd=self._folder)
         try:
             os.posix_fallocate(descriptor, 0, len(content))
-            os.write(descriptor, content)
+            write_whole(descriptor, content)
         finally:
             os.close(descriptor)
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
+import resource
 import threading
+import types
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +15,13 @@ import torch
 import torch.distributed as dist
 
 from reelwire.errors import ConfigError
+from reelwire.messages import FileOffer
 from reelwire.workers.collectives import (
     Alarm,
     GroupBrokenError,
     Meeting,
     _client,
+    _share_file,
     gather_numbers,
     is_broken,
     share_files,
@@ -126,6 +131,29 @@ def test_groups_04_the_alarm_rings_when_the_leader_is_gone() -> None:
     meeting.close()
     assert rang.wait(LIMIT_S)
     alarm._thread.join(LIMIT_S)
+
+
+def test_a_disk_that_takes_a_part_of_a_write_fails_the_sharing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rank that has room for half of a file says so, and doesn't go on with half of it."""
+    source = tmp_path / "source"
+    source.write_bytes(bytes(range(256)) * 1024)
+    offer = FileOffer(hashlib.sha256(source.read_bytes()).hexdigest(), str(source), source.stat().st_size)
+
+    def broadcast(moved: torch.Tensor, **_: Any) -> None:
+        moved.copy_(torch.frombuffer(bytearray(source.read_bytes()), dtype=torch.uint8))
+
+    ranks: Any = types.SimpleNamespace(rank=1, world=2, group=object())
+    monkeypatch.setattr(dist, "get_backend", lambda _: "gloo")
+    monkeypatch.setattr(dist, "broadcast", broadcast)
+    _share_file(ranks, offer, "", tmp_path / "whole")
+    assert (tmp_path / "whole").read_bytes() == source.read_bytes()
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (offer.nbytes // 2, limits[1]))
+    try:
+        with pytest.raises(OSError, match="File too large"):
+            _share_file(ranks, offer, "", tmp_path / "half")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
 
 def test_a_group_of_one_exchanges_nothing(tmp_path: Path) -> None:

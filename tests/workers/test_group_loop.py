@@ -308,7 +308,7 @@ def test_groups_11_a_cancelled_job_ends_and_all_ranks_leave_when_one_is_asked_to
     broker.say("r0", ForgetJob("j", 1))
     to_both(broker, RunJob("f", 1, "emulated", parameters(steps=5, fail_at=2, fail_rank=1), {}, None, 0, 9, 2))
     ended = broker.expect("r0", JobEnded, skip=(JobProgress,))
-    assert ended.failure.message == "RuntimeError: step 2 fails, as asked for"
+    assert ended.failure.message == "rank 1: RuntimeError: step 2 fails, as asked for"
     broker.say("r0", ForgetJob("f", 1))
     to_both(broker, RunJob("n", 1, "emulated", parameters(steps=2), {}, None, 0, 9, 3))
     assert follow(broker, "r0", JobFile)[1].facts["steps"] == 2, "the ranks have met again"
