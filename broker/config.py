@@ -59,8 +59,11 @@ class BrokerConfig:
         upload_bytes_max: largest file of a request.
         uploads_per_client_max: most uploads of one client that aren't part of a job yet; a further one takes the place of the
             oldest that is complete.
-        result_bytes_max: largest file that a job may make.
-        state_bytes_max: most bytes of all files that belong to jobs; results make room for others, fetched ones first.
+        upload_bytes_per_client_max: most bytes of all these uploads of one client.
+        result_bytes_max: largest file that a job may make; of an eighth of `state_bytes_max` there is always room for it in
+            the end.
+        state_bytes_max: most bytes of all files that belong to jobs; results make room for others, fetched ones first. A
+            quarter is for what jobs make, an eighth for their results alone.
     """
 
     listen: str = "tcp://127.0.0.1:7461"
@@ -104,6 +107,7 @@ class BrokerConfig:
     group_timeout_s: float = 60.0
     upload_bytes_max: int = 1 << 30
     uploads_per_client_max: int = 64
+    upload_bytes_per_client_max: int = 8 << 30
     result_bytes_max: int = 4 << 30
     state_bytes_max: int = 64 << 30
 

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import get_args
 
 from reelwire import messages as m
-from reelwire.messages import Failure, FailureKind
+from reelwire.messages import Failure
 
 from . import job_states as t
 from .actions import ExportFile
@@ -162,15 +162,31 @@ class Job(JobBase):
             self._refuse("malformed_files")
         elif event.role == "checkpoint":
             is_coming = self._arriving is not None and self._arriving.offer == offer
-            is_new = self.state != "stopping" and self.record.checkpoint_step < event.step < STEPS_MAX
+            is_wanted = self.state not in ("stopping", "unstored")
+            is_new = is_wanted and self.record.checkpoint_step < event.step < STEPS_MAX
             if not is_new or offer.nbytes > limit:
                 self._refuse("checkpoints_refused")
             elif not is_coming and not self._take(Arriving("checkpoint", offer, event.step)):
                 self._refuse("checkpoints_without_room")
         elif offer.nbytes > limit:
             self._end("failed", Failure("stage", f"its result has {offer.nbytes} bytes; accepted: {limit}"))
-        elif not self._take(Arriving("result", offer, facts=dict(event.facts))):
-            self._end("failed", Failure("overload", f"there is no room for its result of {offer.nbytes} bytes"))
+        else:
+            self._take_result(Arriving("result", offer, facts=dict(event.facts)))
+
+    def on_take_due(self, _event: t.TakeDue) -> None:
+        """Perhaps there is room now."""
+        assert self.unstored is not None, "nothing to take"
+        self._take_result(replace(self.unstored, taker=None))
+
+    def _take_result(self, arriving: Arriving) -> None:
+        """Take the result in, now or when there is room; it fails only if there never will be."""
+        most, kept = self._at.config.state_bytes_max, {stored.file: stored.nbytes for stored in self.files}
+        nbytes = arriving.offer.nbytes
+        if nbytes + sum(kept.values()) > most:
+            reason = f"its result of {nbytes} bytes and the files of the request don't fit: the store has {most} bytes"
+            self._end("failed", Failure("overload", reason))
+        elif not self._take(arriving):
+            self._cannot_take(arriving, "there is no room for it", "room")
 
     def on_file_again(self, _event: m.JobFile) -> None:
         """The result is known already."""
@@ -201,9 +217,12 @@ class Job(JobBase):
         """Write the result to where it was asked for, or end at once."""
         arriving, self._arriving = self._arriving, None
         assert arriving is not None, "a result that nobody announced"
-        if event.failure is not None:
-            kind: FailureKind = "overload" if event.failure.kind == "overload" else "stage"
-            self._end("failed", Failure(kind, f"its result can't be had: {shortened(event.failure.message)}"))
+        failure = event.failure
+        if failure is not None and failure.kind in ("overload", "timeout"):
+            self._cannot_take(arriving, failure.message, "room" if failure.kind == "overload" else "worker")
+            return
+        if failure is not None:
+            self._end("failed", Failure("stage", f"its result can't be had: {shortened(failure.message)}"))
             return
         result = self._result = StoredFile(arriving.offer.file, arriving.offer.nbytes)
         self.record = replace(self.record, facts=arriving.facts)

@@ -24,7 +24,7 @@ from .peers import Peer
 
 CANCELLERS_MAX = 64
 """Clients' questions that wait for the end of one job."""
-AT_WORK: tuple[State, ...] = ("preparing", "running", "encoding", "stopping", "taking")
+AT_WORK: tuple[State, ...] = ("preparing", "running", "encoding", "stopping", "taking", "unstored")
 
 
 @dataclass(slots=True, eq=False)
@@ -63,6 +63,8 @@ class JobBase:
         request: askers and files, until it is accepted.
         group: who has it.
         pace: where it stands, and how fast it is.
+        unstored: the result that its leader keeps as long as it can't be taken.
+        unstored_for: what it waits for then: ``room``, or its ``worker``, which doesn't send it.
         ended_now: when it ended, in seconds of the desk's time.
     """
 
@@ -78,6 +80,8 @@ class JobBase:
         self.group: Group | None = None
         self.pace = StepPace()
         self.ended_now = 0.0
+        self.unstored: Arriving | None = None
+        self.unstored_for = ""
         self._cancellers: list[tuple[Peer, int]] = []
         self._arriving: Arriving | None = None
         self._result: StoredFile | None = None
@@ -115,6 +119,10 @@ class JobBase:
         assert self.group is None or at.at_group[self.group].get(self.id) is self, f"{self.id} isn't at its group"
         assert self._arriving is None or state in AT_WORK, f"{self.id} is {state}, and a file comes"
         assert state != "taking" or self._arriving is not None, f"{self.id} waits for nothing"
+        assert (state == "unstored") == (self.unstored is not None), (
+            f"{self.id} is {state}, and its result waits or not"
+        )
+        assert (state == "unstored") == (self.id in at.unstored), f"{self.id} is {state}, and tries again or not"
         waits_for_end = ("committing", "stopping", "taking", "exporting", "ending")
         assert not self._cancellers or state in waits_for_end, f"{self.id} is {state}, and somebody waits"
         assert len(self._cancellers) <= CANCELLERS_MAX, f"{self.id}: too many wait for its end"
@@ -137,6 +145,9 @@ class JobBase:
         at.changed[self.id] = None
         if state == before:
             return
+        if before == "unstored":
+            at.unstored.drop(self.id)
+            self.unstored = None
         is_queued = self.id in at.queue
         if state == "queued" and not is_queued:
             self._enter_queue(again=True)
@@ -197,7 +208,7 @@ class JobBase:
             self._take_in(None)
             return True
         leader = None if self.group is None else self.group.ranks.get(0)
-        if leader is None or not self._quota.make_room(offer.nbytes, "job"):
+        if leader is None or not self._quota.make_room(offer.nbytes, arriving.role):
             return False
         self._arriving = arriving
 
@@ -209,6 +220,18 @@ class JobBase:
         if arriving.role == "result":
             self.state = "taking"
         return True
+
+    def _cannot_take(self, arriving: Arriving, why: str, waits_for: str) -> None:
+        """Leave a result with its leader, and try again; without it the job ends if somebody wants that anyway."""
+        at = self._at
+        if self._cancellers:
+            self._end("cancelled")
+            return
+        at.unstored.set(self.id, at.desk.now + at.config.retry_after_s)
+        self.unstored, self.unstored_for = arriving, waits_for
+        if self.state != "unstored":
+            self.state = "unstored"
+            at.desk.log("warning", "result_not_taken", job=self.id, nbytes=arriving.offer.nbytes, reason=why)
 
     def _take_in(self, failure: Failure | None) -> None:
         """The file that was to come is there, or isn't."""

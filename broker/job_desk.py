@@ -21,6 +21,7 @@ from .job_outgoing import Outgoing
 from .job_queue import JobQueue
 from .job_record import JobRecord, Saved, StoredFile
 from .peers import Peer
+from .timers import Timers
 
 if TYPE_CHECKING:
     from .job_base import JobBase
@@ -54,6 +55,7 @@ class JobDesk:
         waiting: how many jobs of each client wait, from their submission on.
         at_group: which jobs a group has.
         changed: jobs of which watchers may have to be told.
+        unstored: when jobs whose results had no room try again, by id.
         job_s: what a job takes from its start to its end, in seconds; 0: not known yet.
         number: the newest job's order of arrival.
         leaving: files that are let go of when the journal says so, and how often.
@@ -79,6 +81,7 @@ class JobDesk:
         self.at_group: dict[Group, dict[str, JobBase]] = {}
         self.changed: dict[str, None] = {}
         self.uploads: dict[Peer, dict[str, StoredFile]] = {}
+        self.unstored: Timers[str] = Timers()
         self.job_s = 0.0
         self.number = max((record.number for record in saved.records), default=0)
         self._folder = saved.files

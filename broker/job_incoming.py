@@ -142,6 +142,10 @@ class Incoming:
         self._end(receiving, Failure("request", reason))
         return True
 
+    def end(self, taker: Taker, failure: Failure) -> None:
+        """A file isn't wanted after all: all who wait for it are told why."""
+        self._end(taker.receiving, failure)
+
     def drop(self, taker: Taker) -> None:
         """Somebody waits for a file no more; nothing of it is kept when nobody does."""
         receiving = taker.receiving

@@ -38,6 +38,8 @@ def info_of(at: JobDesk, job: JobBase, position: int | None = None) -> JobInfo:
     waits_for = ""
     if phase == "queued":
         waits_for = "worker" if at.spec(record.kind) is None else "group"
+    elif job.state == "unstored":
+        waits_for = job.unstored_for
     elif is_running and pace.is_streaming:
         waits_for = "streaming"
     return JobInfo(

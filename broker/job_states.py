@@ -1,8 +1,8 @@
 """The life of a job as data: (state, event) -> handler and the states it may lead to.
 
 A job is *checked* before it exists for anybody, and *committed* when its record is durable: only then it is acknowledged.
-What clients are told of a state stands in `PHASES`. A pair that isn't listed is our own error for an inner event, and a
-counted refusal for a worker's word.
+A result for which there is no room is *unstored*: its leader keeps it until there is. What clients are told of a state
+stands in `PHASES`. A pair that isn't listed is our own error for an inner event, and a counted refusal for a worker's word.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ State = Literal[
     "encoding",
     "stopping",
     "taking",
+    "unstored",
     "exporting",
     "ending",
     "succeeded",
@@ -49,6 +50,7 @@ PHASES: dict[State, JobPhase] = {
     "running": "running",
     "encoding": "encoding",
     "taking": "encoding",
+    "unstored": "encoding",
     "exporting": "encoding",
     "succeeded": "succeeded",
     "failed": "failed",
@@ -112,6 +114,11 @@ class FileTaken:
 
 
 @dataclass(frozen=True, slots=True)
+class TakeDue:
+    """It is time to take the result again, for which there was no room."""
+
+
+@dataclass(frozen=True, slots=True)
 class Exported:
     """The result was written to the path that was asked for, or can't be."""
 
@@ -159,6 +166,7 @@ Inner = (
     | RejoinExpired
     | GroupLost
     | FileTaken
+    | TakeDue
     | Exported
     | CancelAsked
     | DeleteAsked
@@ -202,7 +210,7 @@ _REJOINING: dict[type, Step] = {
 }
 _AT_WORK: dict[type, Step] = {
     JobProgress: Step("on_progress", ("preparing", "running", "encoding")),
-    JobFile: Step("on_file", ("taking", "exporting", "ending")),
+    JobFile: Step("on_file", ("taking", "unstored", "exporting", "ending")),
     JobEnded: Step("on_ended", ("ending",)),
     FileTaken: Step("on_checkpoint_taken"),
     GroupLost: Step("on_group_lost", ("queued", "ending")),
@@ -219,9 +227,16 @@ _STOPPING: dict[type, Step] = {
 }
 _TAKING: dict[type, Step] = {
     JobFile: Step("on_file_again"),
-    FileTaken: Step("on_result_taken", ("exporting", "ending")),
+    FileTaken: Step("on_result_taken", ("unstored", "exporting", "ending")),
     GroupLost: Step("on_group_lost", ("queued", "ending")),
     CancelAsked: Step("on_cancel_noted"),
+    DeleteAsked: Step("on_delete_early"),
+}
+_UNSTORED: dict[type, Step] = {
+    JobFile: Step("on_file", ("taking", "exporting", "ending")),
+    TakeDue: Step("on_take_due", ("taking", "exporting", "ending")),
+    GroupLost: Step("on_group_lost", ("queued", "ending")),
+    CancelAsked: Step("on_cancel_waiting", ("ending",)),
     DeleteAsked: Step("on_delete_early"),
 }
 _EXPORTING: dict[type, Step] = {
@@ -255,6 +270,7 @@ _TABLE: tuple[tuple[State, dict[type, Step]], ...] = (
     ("encoding", _AT_WORK),
     ("stopping", _STOPPING),
     ("taking", _TAKING),
+    ("unstored", _UNSTORED),
     ("exporting", _EXPORTING),
     ("ending", _ENDING),
     ("succeeded", _SUCCEEDED),

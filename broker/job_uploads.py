@@ -4,12 +4,16 @@
 
     BeginUpload --UploadGrant (parts below)--> UploadPart ... --UploadGrant (more)--> ... --UploadStored
                 `---> UploadStored (it is here already)        `---> UploadRefused: nothing of it is kept
+
+What no job has yet gives way to what jobs make: a file that its client has to send again costs less than hours of work.
 """
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 
 from reelwire import messages as m
 from reelwire.checks import shown
@@ -19,7 +23,7 @@ from .desk import shortened
 from .job_desk import JobDesk, short
 from .job_files import SHA256
 from .job_incoming import Taker
-from .job_quota import Quota
+from .job_quota import Giving, Quota
 from .job_record import StoredFile
 from .peers import Peer
 
@@ -39,6 +43,7 @@ class Uploads:
         self._at = at
         self._quota = quota
         self._coming: dict[Peer, dict[str, Taker]] = {}
+        quota.uploads = self._giving
 
     def has(self, peer: Peer, file: str) -> bool:
         """Whether a client may refer to a file: it has uploaded it, or a job needs it."""
@@ -85,6 +90,7 @@ class Uploads:
         for peer in {*self._coming, *at.uploads}:
             assert not peer.gone, "files of somebody who is gone"
             assert self._count(peer) <= at.config.uploads_per_client_max, "too many uploads"
+            assert self._nbytes(peer) <= at.config.upload_bytes_per_client_max, "too many bytes of uploads"
         assert all(at.uploads.values()), "a client without an upload"
         return Counter(stored.file for files in at.uploads.values() for stored in files.values())
 
@@ -103,6 +109,10 @@ class Uploads:
         if self._count(peer) >= config.uploads_per_client_max and not self._drop_oldest(peer):
             reason = f"{self._count(peer)} uploads of this client are on their way already"
             return Failure("overload", reason, retry_after_s=config.retry_after_s)
+        while self._nbytes(peer) + nbytes > config.upload_bytes_per_client_max:
+            if not self._drop_oldest(peer):
+                reason = f"{self._nbytes(peer)} bytes of this client are on their way already"
+                return Failure("overload", reason, retry_after_s=config.retry_after_s)
         shelved = at.shelf.find(message.sha256) if self.has(peer, message.sha256) else None
         if shelved is not None:
             if shelved.nbytes == nbytes:
@@ -121,6 +131,31 @@ class Uploads:
 
     def _count(self, peer: Peer) -> int:
         return len(self._coming.get(peer, ())) + len(self._at.uploads.get(peer, ()))
+
+    def _nbytes(self, peer: Peer) -> int:
+        """Bytes of all uploads of a client, those that it has only announced included."""
+        coming = sum(taker.receiving.nbytes for taker in self._coming.get(peer, {}).values())
+        return coming + sum(stored.nbytes for stored in self._at.uploads.get(peer, {}).values())
+
+    def _giving(self) -> Iterator[Giving]:
+        """What can make room: first what isn't complete, then what no job has; of the client with the most bytes first."""
+        at = self._at
+        failure = Failure("overload", "it makes room for what jobs have made", retry_after_s=at.config.retry_after_s)
+        for peer in sorted(self._coming, key=self._nbytes, reverse=True):
+            for taker in self._coming[peer].values():
+                yield taker.receiving.nbytes, partial(at.incoming.end, taker, failure)
+        owners: dict[str, list[tuple[Peer, str]]] = {}
+        for peer in sorted(at.uploads, key=self._nbytes, reverse=True):
+            for name, stored in at.uploads[peer].items():
+                owners.setdefault(stored.file, []).append((peer, name))
+        for file, names in owners.items():
+            shelved = at.shelf.find(file)
+            if shelved is not None and not shelved.jobs:
+                yield shelved.nbytes, partial(self._drop_all, names)
+
+    def _drop_all(self, names: list[tuple[Peer, str]]) -> None:
+        for peer, name in names:
+            self._drop(peer, name)
 
     def _receive(self, peer: Peer, message: m.BeginUpload) -> None:
         name, what, field = message.upload, (message.sha256, message.nbytes), message.field

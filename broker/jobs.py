@@ -36,7 +36,7 @@ from .job_news import info_of, positions_of
 from .job_outgoing import Sending
 from .job_quota import Quota
 from .job_record import Saved, StoredFile
-from .job_states import Adopted, Begun, CancelAsked, DeleteAsked, Fetched, GroupLost, RejoinExpired, State
+from .job_states import Adopted, Begun, CancelAsked, DeleteAsked, Fetched, GroupLost, RejoinExpired, State, TakeDue
 from .job_uploads import Uploads
 from .peers import Peer
 
@@ -144,7 +144,7 @@ class Jobs:
         at = self._at
         if not self._has_begun:
             return self._desk.now
-        times = (self._rejoin_by, self._quota.wake_at, at.incoming.next_at, at.news.wake_at)
+        times = (self._rejoin_by, self._quota.wake_at, at.incoming.next_at, at.news.wake_at, at.unstored.next_at)
         return min((each for each in times if each is not None), default=None)
 
     def due(self, now: float) -> None:
@@ -157,6 +157,8 @@ class Jobs:
                 job.handle(RejoinExpired())
         self._quota.due(now)
         self._at.incoming.due(now)
+        while (waiting := self._at.unstored.pop_due(now)) is not None:
+            self._at.jobs[waiting].handle(TakeDue())
 
     def status(self) -> dict[str, Plain]:
         """What there is, as plain data."""
@@ -164,7 +166,13 @@ class Jobs:
         states = Counter(job.phase for job in at.jobs.values())
         running = [job for jobs in at.at_group.values() for job in jobs.values()]
         listed: list[Plain] = [
-            {"job": job.id, "kind": job.record.kind, "state": job.phase, "group": job.group.name if job.group else ""}
+            {
+                "job": job.id,
+                "kind": job.record.kind,
+                "state": job.phase,
+                "group": job.group.name if job.group else "",
+                "waits_for": job.unstored_for if job.state == "unstored" else "",
+            }
             for job in running[:STATUS_JOBS_MAX]
         ]
         return {
@@ -184,6 +192,7 @@ class Jobs:
         at = self._at
         at.queue.check()
         at.outgoing.check()
+        at.unstored.check()
         at.news.check()
         self._admission.check()
         held = Counter({file: count for file, count in at.leaving.items() if count})

@@ -37,6 +37,7 @@ class Disk:
         outside: files of the broker's host that requests may name, and results that were written there.
         unwritten: what is to be written into the journal.
         errands: what the store is to do.
+        is_full: no file can be written.
         fails: why an action of the store fails; empty: it doesn't.
     """
 
@@ -48,6 +49,7 @@ class Disk:
         self.unwritten: deque[a.Persist] = deque()
         self.errands: deque[a.FileAction] = deque()
         self.fails: Callable[[a.FileAction], str] = lambda _action: ""
+        self.is_full = False
         self.last = 0
         self._incoming: dict[int, tuple[bytearray, str, int]] = {}
 
@@ -95,6 +97,10 @@ class Disk:
             return None
         if reason and isinstance(action, a.ReadPart):
             return PartRead(now, action.ticket, b"", reason)
+        if self.is_full and isinstance(action, a.ReceiveFile | a.AppendPart | a.ImportFile):
+            known = self._incoming.pop(action.ticket, None)
+            gone = isinstance(action, a.AppendPart) and known is None
+            return None if gone else FileDone(now, action.ticket, Failure("overload", "no space left on device"))
         if reason:
             self._incoming.pop(action.ticket, None)
             return FileDone(now, action.ticket, Failure("request", reason))

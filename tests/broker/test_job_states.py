@@ -10,6 +10,7 @@ import pytest
 
 from reelwire import messages as m
 from reelwire.broker import job_states as t
+from reelwire.broker.events import FileDone
 from reelwire.broker.job import Job
 from reelwire.messages import Failure
 
@@ -63,6 +64,11 @@ class Scene:
             self.client.ask(m.CancelJob, self.run.job)
         if state == "taking":
             self.worker.finish(self.run)
+        if state == "unstored":
+            self.shop.works = False
+            self.worker.finish(self.run)
+            self.shop.handle(FileDone(self.shop.now, 1, Failure("overload", "the disk is full")))
+            self.shop.disk.errands.clear()
         if state == "exporting":
             self.worker.gives, self.shop.works = True, False
             self.worker.finish(self.run)

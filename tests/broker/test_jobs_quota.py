@@ -79,9 +79,9 @@ def test_a_result_that_others_need_as_well_makes_no_room() -> None:
 
 def test_groups_15_an_upload_pushes_out_only_what_was_fetched() -> None:
     """Else it is refused; a job's own files never go."""
-    shop = Shop(state_bytes_max=2 * MIB)
+    shop = Shop(state_bytes_max=4 * MIB)
     worker, client = shop.worker(), shop.client()
-    job = done(shop, worker, client, "k", b"r" * MIB)
+    job = done(shop, worker, client, "k", b"r" * (2 * MIB))
     client.upload(b"v" * (2 * MIB), "u1")
     assert client.heard(m.UploadRefused)[0].failure.kind == "overload"
     client.fetch(job)
@@ -90,7 +90,7 @@ def test_groups_15_an_upload_pushes_out_only_what_was_fetched() -> None:
     assert list(shop.disk.files.values()) == [b"v" * (2 * MIB)]
 
 
-def test_groups_15_a_result_for_which_there_is_no_room_fails_its_job() -> None:
+def test_groups_15_a_result_for_which_there_will_never_be_room_fails_its_job() -> None:
     """A checkpoint is done without; nothing is pushed out for what doesn't fit anyway."""
     shop = Shop(state_bytes_max=2 * MIB)
     worker, client = shop.worker(), shop.client()
@@ -105,6 +105,81 @@ def test_groups_15_a_result_for_which_there_is_no_room_fails_its_job() -> None:
     assert client.info(kept).result_bytes == MIB
 
 
+def test_groups_15_what_is_only_announced_never_stops_a_result() -> None:
+    """Uploads leave room to what jobs make, and give way to it, those first that aren't there yet; their clients are told."""
+    shop = Shop(state_bytes_max=8 * MIB)
+    worker, client, other = shop.worker(), shop.client(), shop.client("other")
+    whole = [client.upload(bytes([index]) * MIB, f"whole {index}") for index in range(3)]
+    for index in range(4):
+        other.say(m.BeginUpload(f"u{index}", "video", MIB, f"{index:064x}"))
+    assert [refused.upload for refused in other.take(m.UploadRefused)] == ["u3"]
+    first = client.accepted("k1")
+    worker.checkpoint(worker.runs[-1], 5, b"c" * MIB)
+    assert shop.job(first).record.checkpoint_step == 5
+    worker.finish(worker.runs[-1], b"r" * (2 * MIB))
+    (refused,) = other.take(m.UploadRefused)
+    assert (refused.upload, refused.failure.kind, refused.failure.field) == ("u0", "overload", "video")
+    assert client.info(first).state == "succeeded"
+    second = done(shop, worker, client, "k2", b"s" * (4 * MIB))
+    assert [refused.upload for refused in other.take(m.UploadRefused)] == ["u1", "u2"]
+    assert [client.info(job).result_bytes for job in (first, second)] == [2 * MIB, 4 * MIB]
+    assert client.refused("k3", "v2v", media={"video": (whole[0],)}).field == "video"
+
+
+def test_groups_15_one_client_has_so_many_bytes_of_uploads() -> None:
+    """What it has announced counts; what is complete and part of no job makes place for more."""
+    shop = Shop(upload_bytes_per_client_max=3 * MIB)
+    client, other = shop.client(), shop.client("other")
+    client.say(m.BeginUpload("u0", "video", 2 * MIB, "0" * 64))
+    client.upload(b"a" * MIB, "u1")
+    client.upload(b"b" * MIB, "u2")
+    assert list(shop.disk.files.values()) == [b"b" * MIB]
+    client.upload(b"c" * (2 * MIB), "u3")
+    (refused,) = client.heard(m.UploadRefused)
+    assert (refused.upload, refused.failure.kind) == ("u3", "overload")
+    other.upload(b"c" * (3 * MIB), "u")
+    assert other.heard(m.UploadStored)
+
+
+def test_groups_15_a_result_waits_for_room() -> None:
+    """Nothing of it is lost: its worker keeps it until it is taken; who asks is told what it waits for."""
+    shop = Shop(state_bytes_max=4 * MIB)
+    worker, client = shop.worker(), shop.client()
+    job = client.accepted("k1")
+    waiting = client.accepted("k2", "v2v", media={"video": (client.upload(b"video" * (3 * MIB // 5)),)})
+    worker.finish(worker.runs[-1], b"r" * (2 * MIB))
+    info = client.info(job)
+    assert (info.state, info.waits_for) == ("encoding", "room")
+    status: Any = shop.core.status()["jobs"]
+    assert [each["waits_for"] for each in status["running"]] == ["room"]
+    shop.advance(6.0)
+    assert not worker.heard(m.ForgetJob)
+    client.ask(m.CancelJob, waiting)
+    shop.advance(6.0)
+    assert (client.info(job).state, client.info(job).result_bytes) == ("succeeded", 2 * MIB)
+    assert worker.heard(m.ForgetJob) == [m.ForgetJob(job, 1)]
+
+
+def test_groups_15_a_result_waits_for_a_disk_that_is_full() -> None:
+    """Whatever else fills it; and it isn't lost with a worker that is slow to send it. A client may still end it."""
+    shop = Shop(stall_s=20.0)
+    worker, client = shop.worker(), shop.client()
+    job = client.accepted("k")
+    shop.disk.is_full = True
+    worker.finish(worker.runs[-1], b"r" * MIB)
+    assert (client.info(job).state, client.info(job).waits_for) == ("encoding", "room")
+    shop.disk.is_full, worker.gives = False, False
+    shop.advance(26.0)
+    assert (client.info(job).state, client.info(job).waits_for) == ("encoding", "worker")
+    worker.gives = True
+    shop.advance(6.0)
+    assert client.fetch(job) == b"r" * MIB
+    job = client.accepted("k2")
+    shop.disk.is_full = True
+    worker.finish(worker.runs[-1], b"s" * MIB)
+    assert client.ask(m.CancelJob, job).jobs[0].state == "cancelled"
+
+
 def test_status_says_what_there_is() -> None:
     """As plain data: jobs by their state, those that run, files and bytes."""
     shop = Shop()
@@ -113,13 +188,13 @@ def test_status_says_what_there_is() -> None:
     job = client.accepted("k2")
     status: Any = shop.core.status()["jobs"]
     assert status["states"] == {"succeeded": 1, "preparing": 1}
-    assert status["running"] == [{"job": job, "kind": "t2v", "state": "preparing", "group": "g-w"}]
+    assert status["running"] == [{"job": job, "kind": "t2v", "state": "preparing", "group": "g-w", "waits_for": ""}]
     assert (status["files"], status["files_bytes"]) == (1, 10)
 
 
 def test_what_makes_room_counts_as_gone_at_once() -> None:
     """Before the journal has written it: the next file needs no more to go than it takes."""
-    shop = Shop(state_bytes_max=3 * MIB)
+    shop = Shop(state_bytes_max=4 * MIB)
     worker, client = shop.worker(), shop.client()
     for key in ("k1", "k2"):
         client.fetch(done(shop, worker, client, key, key.encode() * (MIB // 2)))

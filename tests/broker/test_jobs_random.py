@@ -111,7 +111,7 @@ class Chaos:
             "jobs_queued_per_client_max": self.random.choice((2, 5)),
             "jobs_kept_max": self.random.choice((2, 1000)),
             "result_keep_s": self.random.choice((20.0, 10_000.0)),
-            "state_bytes_max": self.random.choice((10_000, 4 * FILE_PART_BYTES, 1 << 30)),
+            "state_bytes_max": self.random.choice((10_000, 16 * FILE_PART_BYTES, 1 << 30)),
             "heartbeat_s": 100.0,
             "uploads_per_client_max": 2,
             "result_bytes_max": 2 * FILE_PART_BYTES,
@@ -290,6 +290,8 @@ class Chaos:
             self.ask()
         elif choice < 0.8 and self.workers:
             self.random.choice(self.workers).do()
+        elif choice < 0.82:
+            self.shop.disk.is_full = not self.shop.disk.is_full
         elif choice < 0.85:
             self.shop.advance(self.random.choice((0.5, 3.0, 12.0)))
         else:
@@ -309,6 +311,7 @@ class Chaos:
         shop = self.shop
         shop.commits = shop.works = shop.turns = True
         shop.disk.fails = lambda _action: ""
+        shop.disk.is_full = False
         self.random.seed(0)
         for worker in list(self.workers):
             shop.drop(worker)

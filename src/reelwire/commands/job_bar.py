@@ -44,7 +44,7 @@ def said_of(status: JobStatus) -> str:
         waits = f", waits for a {status.waits_for}" if status.waits_for else ""
         return f"queued, {status.position} before it{waits}"
     if status.state != "running":
-        return status.state
+        return f"{status.state}, waits for {status.waits_for}" if status.waits_for else status.state
     parts = [status.stage or "running", f"{status.step}/{status.steps}"]
     if status.step_s:
         parts.append(f"{status.step_s:.2f} s per step")
