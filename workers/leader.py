@@ -1,8 +1,8 @@
 """Rank 0 of a worker group, a group of one too: it decides what all ranks do next, and when. Pure.
 
-In lockstep: a decision is a message to the other ranks and an order for the thread of this one, and the next one comes when
-all have answered. So all ranks do the same in the same order, and the collectives of two tasks can't cross. Where everybody
-has answered, which is between two steps of a job as well, the first of these that there is comes next:
+A decision is a message to the other ranks and an order for the thread of this one, and the next one comes when all have
+answered. So all ranks do the same in the same order, and the collectives of two tasks can't cross. Where everybody has
+answered, which is between two steps of a job as well, the first of these that there is comes next:
 
 1. leave, when the process was asked to stop and has nothing left;
 2. end the job: it was cancelled, or has failed somewhere;
@@ -10,6 +10,10 @@ has answered, which is between two steps of a job as well, the first of these th
 4. keep the job's state in a file, which is this rank's business alone;
 5. streaming: the oldest of what waits at the stages that the group computes, if all ranks have what it is about;
 6. the next step of the job, or the beginning of one that all have.
+
+Where there is nothing of all that but the next step of the job, it doesn't wait for the answers of the others: it is decided
+when this rank's own thread has come to the yield. No decision is taken behind that before all have answered the one before,
+so that the ranks are never at more than two; see `lockstep`.
 
 A rank that is gone, or doesn't answer, ends the epoch: all leave, and whoever started them starts them again.
 """
@@ -71,7 +75,7 @@ from .group_events import (
     Tell,
 )
 from .leader_jobs import LeaderJobs
-from .lockstep import LEAVE_S, Host, Numbers, Pending, failed_with, failure_of, number_of, order_failed, unloadable
+from .lockstep import LEAVE_S, Host, Numbers, Pending, Underway, failed_with, number_of, order_failed, unloadable
 
 ToLeaderOfJobs = RunJob | StopJob | ForgetJob | FilePart | FileGone | WantFile
 
@@ -111,7 +115,7 @@ class Leader:
         self._epoch = self._number = self._round = 0
         self._now = self._given_s = 0.0
         self._store = ""
-        self._pending: Pending | None = None
+        self._underway = Underway()
         self._met: set[int] = set()
         self._has_begun = self._is_broken = self._is_winding_up = self._is_clear = False
         self._unloaded = bool(kinds)
@@ -136,7 +140,7 @@ class Leader:
 
     @property
     def _deadline(self) -> float | None:
-        pending = self._pending
+        pending = self._underway.first
         if pending is None or not self.loaded:
             return None
         return pending.since + (LEAVE_S if isinstance(pending.order, LeaveGroup) else self._step_timeout_s)
@@ -219,21 +223,17 @@ class Leader:
                 return []  # its thread reads shared memory itself
 
     def _done(self, report: OrderReport) -> list[AnyAction]:
-        pending = self._pending
-        assert pending is not None, "an order was done that wasn't given"
-        assert 0 in pending.missing, "an order was done twice"
-        assert report.order == pending.order, "another order was done"
-        pending.report = report
-        failure = failure_of(report)
-        log: list[AnyAction] = []
-        if failure is not None:
-            pending.failures[0] = failure, report.broken
-            log = [] if report.finished is not None else [order_failed(report, failure)]
-        pending.missing.discard(0)
-        return [*log, *self._settle()]
+        failure = self._underway.done(report)
+        actions: list[AnyAction] = []
+        if failure is not None and report.finished is None:
+            actions.append(order_failed(report, failure))
+        if isinstance(report.order, StartJob | StepJob) and report.output is None and not self._underway.has_failed:
+            given_s, self._given_s = self._given_s, 0.0
+            actions += self.jobs.stepped(report, given_s)
+        return [*actions, *self._settle()]
 
     def _linked(self, said: LinkSaid) -> list[AnyAction]:
-        rank, message, pending = said.rank, said.message, self._pending
+        rank, message = said.rank, said.message
         if rank not in self._others:
             self.counters["unknown_rank"] += 1
             return []
@@ -243,13 +243,9 @@ class Leader:
             case Have():
                 self._bodies.has(rank, message)
             case Outcome():
-                if pending is None or pending.decision is None or pending.decision.number != message.number:
-                    self.counters["stale_outcome"] += 1
-                    return []
-                if message.failure is not None and rank in pending.missing:
-                    pending.failures[rank] = message.failure, message.broken
-                pending.missing.discard(rank)
-                return self._settle()
+                if self._underway.answered(rank, message):
+                    return self._settle()
+                self.counters["stale_outcome"] += 1
             case Farewell():
                 return self._host.ask_to_stop(said.now)
             case Decision():
@@ -257,19 +253,17 @@ class Leader:
         return []
 
     def _fellow_lost(self, event: FellowLost) -> list[AnyAction]:
-        pending = self._pending
-        if self._is_leaving() and pending is not None:
-            pending.missing.discard(event.rank)
+        if self._is_leaving():
+            self._underway.without(event.rank)
             return self._settle()
         return self._over((event.rank,), f"rank {event.rank} of group {self._place.group} is gone: {event.reason}")
 
     # --- when all have answered --------------------------------------------------------------------------------------------
 
     def _settle(self) -> list[AnyAction]:
-        pending = self._pending
-        if pending is None or pending.missing:
-            return []
-        self._pending = None
+        return [action for pending in self._underway.settled(self._now) for action in self._answered(pending)]
+
+    def _answered(self, pending: Pending) -> list[AnyAction]:
         failure, report = pending.failure, pending.report
         assert report is not None, "this rank hasn't answered"
         if failure is not None and self._others:
@@ -282,10 +276,9 @@ class Leader:
             case LoadJobs():
                 return self._jobs_loaded(failure)
             case StartJob() | StepJob():
-                given_s, self._given_s = self._given_s, 0.0
-                if failure is None:
-                    return self.jobs.stepped(report, given_s)
-                return self._job_failed(pending, failure)
+                if failure is not None:
+                    return self._job_failed(pending, failure)
+                return [] if report.output is None else self.jobs.succeeded(report.output)
             case KeepJob():
                 if failure is None and report.file is not None:
                     return self.jobs.kept(report.file)
@@ -332,16 +325,18 @@ class Leader:
         attempt = self.jobs.current
         assert attempt is not None, "a step of no job"
         attempt.failure = failure
-        ranks = {str(rank): each.message for rank, (each, _) in sorted(pending.failures.items())}
+        ranks = {str(rank): each.failure.message for rank, each in sorted(pending.failures.items())}
         fields = {"job": attempt.run.job, "attempt": attempt.run.attempt, "reason": failure.message, "ranks": ranks}
         return [Log("error", "job_failed", fields)]
 
     # --- what comes next ---------------------------------------------------------------------------------------------------
 
     def decide(self, now: float) -> list[AnyAction]:
-        """What the ranks do next, if they are at nothing and there is something."""
+        """What the ranks do next, if there is something, and they are at nothing or it needn't wait for that."""
         self._now = self.jobs.now = now
-        if self._pending is not None or not self._has_begun:
+        if self._underway.first is not None:
+            return self._go_ahead()
+        if not self._has_begun:
             return []
         choices: tuple[Callable[[], list[AnyAction]], ...]
         choices = self._leave, self._end_job, self._meet, self._keep_job, self._stream, self._go_on
@@ -389,16 +384,9 @@ class Leader:
 
     def _stream(self) -> list[AnyAction]:
         """The oldest of what waits, in the order of each actor."""
-        if not self.formed:
+        stage = self._next_stage() if self.formed else None
+        if stage is None:
             return []
-        waiting = [
-            (self._bodies.since(stage, job), stage)
-            for stage, actor in self._actors.items()
-            if (job := actor.first) is not None and self._bodies.everywhere(number_of(job))
-        ]
-        if not waiting:
-            return []
-        stage = min(waiting)[1]
         job, said = self._actors[stage].take()
         order = AtStage(stage, job)
         match job.work:
@@ -411,6 +399,19 @@ class Leader:
             case BuildStage():
                 raise AssertionError("a stage is built once")
 
+    def _next_stage(self) -> str | None:
+        waiting = {stage: job for stage, actor in self._actors.items() if (job := actor.first) is not None}
+        return self._bodies.oldest(waiting)
+
+    def _go_ahead(self) -> list[AnyAction]:
+        """The next step of the job, while other ranks are at the one before: if it would come next in any case."""
+        attempt = self.jobs.current
+        if attempt is None or attempt.ends or self._is_winding_up or self._is_broken:
+            return []
+        if not self._underway.lets_go_on or self.jobs.is_checkpoint_due or self._next_stage() is not None:
+            return []
+        return self._decide(StepJob(), "step", sequence=attempt.run.sequence)
+
     def _go_on(self) -> list[AnyAction]:
         attempt = self.jobs.current
         if not self.formed or self._is_winding_up:
@@ -422,6 +423,7 @@ class Leader:
             return []
         share = self._bodies.is_shared(attempt.run.sequence)
         self.jobs.begin(attempt)
+        self._given_s = 0.0
         order = StartJob(attempt.run, attempt.files, share)
         return self._decide(order, "start", sequence=attempt.run.sequence, share=share)
 
@@ -437,7 +439,7 @@ class Leader:
         return [Tell(decision), *self._order(order, decision)]
 
     def _order(self, order: Order, decision: Decision | None = None) -> list[AnyAction]:
-        self._pending = Pending(order, decision, self._now, {0} if decision is None else {0, *self._others})
+        self._underway.add(Pending(order, decision, self._now, {0} if decision is None else {0, *self._others}))
         return [Do(order)]
 
     # --- the end -------------------------------------------------------------------------------------------------------------
@@ -445,7 +447,7 @@ class Leader:
     def due(self, now: float) -> list[AnyAction]:
         """Time has come: the ranks take too long, or something is to be said again."""
         self._now = self.jobs.now = now
-        pending, deadline = self._pending, self._deadline
+        pending, deadline = self._underway.first, self._deadline
         if pending is None or deadline is None or now < deadline:
             return self.jobs.due()
         if self._is_leaving():
@@ -462,7 +464,7 @@ class Leader:
         return [*said, *([KillRanks(others)] if others else []), *self._host.end(1, reason)]
 
     def _is_leaving(self) -> bool:
-        return self._pending is not None and isinstance(self._pending.order, LeaveGroup)
+        return (pending := self._underway.first) is not None and isinstance(pending.order, LeaveGroup)
 
     def _say(self, message: WorkerMessage) -> list[AnyAction]:
         return [Send(self._host.attachment, message)] if self._host.attachment else []
@@ -470,11 +472,12 @@ class Leader:
     def check(self) -> None:
         """Assert what always holds."""
         self.jobs.check()
-        pending = self._pending
-        assert pending is None or pending.missing, "all have answered, and nothing came of it"
+        self._underway.check()
+        pending = self._underway.first
         at = pending.order if pending is not None else None
         for stage, actor in self._actors.items():
             expected = at.job if isinstance(at, AtStage) and at.stage == stage else None
             assert actor.running is expected, f"{stage}: the thread is at something else"
         assert not self.formed or self.loaded, "met without weights"
         assert not self._is_broken or self._others, "one can't be apart"
+        assert pending is None or not pending.is_of_job or self.jobs.current is not None, "a step of no job"

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Literal, cast
+from typing import TYPE_CHECKING, Literal, cast
 
 from reelwire.job_spec import JobSpec
 from reelwire.messages import (
@@ -50,6 +50,9 @@ from .group_events import (
     SendParts,
     WritePart,
 )
+
+if TYPE_CHECKING:
+    from reelwire.pipeline.job import JobOutput
 
 WINDOW_PARTS = 4
 """Parts of a file that may be on their way from the broker."""
@@ -317,15 +320,13 @@ class LeaderJobs:
         attempt.state, self.current = "running", attempt
 
     def stepped(self, report: OrderReport, given_s: float) -> list[AnyAction]:
-        """All ranks have done a step, the first one included, which ends before the first step of the model."""
+        """This rank has done a step, the first one included, which ends before the first step of the model.
+
+        The other ranks may be at it yet: what comes of the job when all have done it isn't said by that.
+        """
         attempt = self.current
         assert attempt is not None, "a step of no job"
         before = attempt.progress
-        if report.output is not None:
-            attempt.state, self.current = "encoding", None
-            attempt.progress = JobProgress(*attempt.key, "encoding")
-            suffix = self._suffixes[attempt.run.kind]
-            return [*self._tell(attempt, attempt.progress), MakeResult(*attempt.key, suffix, report.output)]
         if before is not None and before.state == "running":
             attempt.unkept += 1
             attempt.steps = attempt.steps + 1 if before.stage == report.stage else 0
@@ -339,6 +340,14 @@ class LeaderJobs:
             *attempt.key, "running", report.stage, report.step, report.steps, step_s, given_s
         )
         return self._tell(attempt, attempt.progress)
+
+    def succeeded(self, output: JobOutput) -> list[AnyAction]:
+        """All ranks have come to the end of the current job."""
+        attempt, self.current = self.current, None
+        assert attempt is not None, "the end of no job"
+        attempt.state, attempt.progress = "encoding", JobProgress(*attempt.key, "encoding")
+        make = MakeResult(*attempt.key, self._suffixes[attempt.run.kind], output)
+        return [*self._tell(attempt, attempt.progress), make]
 
     @property
     def is_checkpoint_due(self) -> bool:

@@ -3,7 +3,9 @@
 It is a worker to the broker, which it greets and is lost by like any other, but it offers nothing: what it says of what it
 did, it says to its leader, over the link between the ranks. So a broker may come and go while the group works.
 
-The leader doesn't decide before it was greeted, and it is greeted when all weights are here.
+The leader doesn't decide before it was greeted, and it is greeted when all weights are here. It decides one thing after the
+other, and waits for what came of it; only the next step of a job may come while this rank is at the one before, and is kept
+until that is done. Both are answered, also where the first has failed and the second can't be done for that.
 """
 
 from __future__ import annotations
@@ -64,7 +66,10 @@ from .group_events import (
 from .lockstep import LEAVE_S, failure_of, order_failed, unloadable
 
 MARGIN_S = 5.0
-"""How much longer than the leader a rank waits for its own thread: the leader knows who is to blame."""
+"""How much longer than the leader a rank waits for its own thread: the leader knows who is to blame.
+
+A step has twice the time, as the others may have begun with it when they had the whole of theirs for the one before.
+"""
 
 
 class RankCore(Attachment):
@@ -111,6 +116,7 @@ class RankCore(Attachment):
         self._bodies = Bodies()
         self._order: Order | None = None
         self._decision: Decision | None = None
+        self._ahead: Decision | None = None  # the step behind it
         self._failure: Failure | None = None  # of a decision that can't be done here
         self._order_due_at: float | None = None
         self._has_left = False
@@ -144,6 +150,7 @@ class RankCore(Attachment):
         assert (self._state == "attached") == (self._attachment > 0), "attached and numbered go together"
         assert (self.wake_at is None) == (self._state in ("idle", "stopped"))
         assert self._decision is None or self._order is not None, "a decision that nobody carries out"
+        assert self._ahead is None or _goes_ahead(self._ahead, self._decision), "a decision that waits for nothing"
         assert not self._greeted or self._loaded, "greeted without weights"
         assert (self._order_due_at is None) == (self._decision is None and not self._has_left), (
             "only decisions have limits"
@@ -224,7 +231,7 @@ class RankCore(Attachment):
         if self._is_leaving():
             return self._leave(0, "stopped as asked for")
         act = self._decision.act if self._decision is not None else ""
-        rank, within = self._place.rank, f"within {self.config.step_timeout_s:g} s"
+        rank, within = self._place.rank, f"within {self._limit_s(act):g} s"
         return self._over(
             (rank,), f"rank {rank} of group {self._place.group} didn't do what was decided ({act}) {within}"
         )
@@ -278,17 +285,28 @@ class RankCore(Attachment):
     def _decided(self, decision: Decision, now: float) -> list[AnyAction]:
         if decision.number <= self._number:
             return self._drop("duplicate", decision)
-        if decision.number != self._number + 1 or self._decision is not None or not self._greeted:
+        is_free = self._decision is None or (self._ahead is None and _goes_ahead(decision, self._decision))
+        if decision.number != self._number + 1 or not is_free or not self._greeted:
             reason = f"decision {decision.number} of rank 0 came after {self._number}, which isn't done or is another"
             return self._over((), f"group {self._place.group} is out of step: {reason}")
-        self._number, self._decision = decision.number, decision
-        self._order_due_at = now + self.config.step_timeout_s + MARGIN_S
+        self._number = decision.number
+        if self._decision is not None:
+            self._ahead = decision
+            return []
+        return self._carry_out(decision, now)
+
+    def _carry_out(self, decision: Decision, now: float) -> list[AnyAction]:
+        self._decision = decision
+        self._order_due_at = now + self._limit_s(decision.act) + MARGIN_S
         order = self._order_of(decision)
         self._bodies.drop(decision.below)
         if isinstance(order, Failure):
             self._failure = order
             return self._do(LeaveGroup())  # which frees the ranks that wait for this one
         return self._do(order)
+
+    def _limit_s(self, act: str) -> float:
+        return self.config.step_timeout_s * (2 if act == "step" else 1)
 
     def _order_of(self, decision: Decision) -> Order | Failure:
         """What this rank's thread is to do, or why it can't."""
@@ -348,7 +366,8 @@ class RankCore(Attachment):
         said.append(Tell(Outcome(decision.number, failure, report.broken)))
         if decision.act == "leave":  # and end when the leader has: so the broker hears it of the leader first
             self._has_left, self._order_due_at = True, now + 2 * LEAVE_S
-        return said
+        ahead, self._ahead = self._ahead, None
+        return said if ahead is None else [*said, *self._carry_out(ahead, now)]
 
     def _load_done(self, report: OrderReport, failure: Failure | None) -> list[AnyAction]:
         if failure is None:
@@ -379,3 +398,8 @@ class RankCore(Attachment):
     def _drop(self, reason: str, message: object) -> list[AnyAction]:
         self.counters[reason] += 1
         return [Log("debug", "message_dropped", {"reason": reason, "message": type(message).__name__})]
+
+
+def _goes_ahead(decision: Decision, before: Decision | None) -> bool:
+    """Whether a decision may come while this rank is at the one before."""
+    return before is not None and decision.act == "step" and before.act in ("start", "step")

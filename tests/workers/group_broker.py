@@ -59,11 +59,13 @@ class Broker:
         self.films = [Film(f"s{number}") for number in range(SESSIONS)]
         self.incarnation = 0
         self.numbers = 0
+        self.draining: set[int] = set()  # attachments
         self.raised = 0
         chance = world.chance
         for number in range(JOBS):
             steps = chance.randint(1, 8)
             parameters = {"steps": steps, "switch": chance.randint(0, steps), "fails": chance.random() < 0.1}
+            parameters["meets"] = chance.random() < 0.7
             files = [f"in-{number}-{each}" for each in range(chance.randint(0, 2))]
             offers = tuple(FileOffer(name, "", chance.randint(1, 7) * FILE_PART_BYTES) for name in files)
             self.jobs.append(Work(f"j{number}", parameters, offers))
@@ -75,7 +77,6 @@ class Broker:
         self.attached: dict[int, tuple[int, m.WorkerHello]] = {}
         self.epoch = self.sequence = 0
         self.state = "gathering"
-        self.is_draining = False
         self.ready: set[str] = set()
         self.rejoining = {job.name for job in self.jobs if job.state == "running"}
         self.lose_sessions()
@@ -88,6 +89,11 @@ class Broker:
         return all(film.outcome for film in self.films) and all(
             job.state in ("succeeded", "failed", "cancelled") for job in self.jobs
         )
+
+    @property
+    def is_draining(self) -> bool:
+        """Whether a rank that is attached was asked to stop."""
+        return any(number in self.draining for number, _ in self.attached.values())
 
     # --- what leaves -------------------------------------------------------------------------------------------------
 
@@ -181,7 +187,7 @@ class Broker:
 
     def end(self, lost: tuple[int, ...], reason: str) -> None:
         """The epoch is over."""
-        epoch, self.state, self.is_draining = self.epoch, "gathering", False
+        epoch, self.state = self.epoch, "gathering"
         self.ready.clear()
         for each in list(self.attached):
             self.say(each, m.EndGroup(epoch, lost, reason))
@@ -215,7 +221,7 @@ class Broker:
             return
         match message:
             case m.Draining():
-                self.is_draining = True
+                self.draining.add(attachment)
             case m.Goodbye():
                 self.lose(rank, "it has left")
             case m.RanksLost():
@@ -367,6 +373,8 @@ class Broker:
         """An answer; of those that are over nobody waits for one."""
         film = next(film for film in self.films if film.name == message.session)
         match message:
+            case m.StageFailed(phase="release"):
+                self.released(film, message.stage)
             case m.StageFailed():
                 self.release(film, "failed")
             case m.StageInitialized() if film.state == "draw":
@@ -380,11 +388,15 @@ class Broker:
                 if film.done == CHUNKS:
                     self.release(film, "completed")
             case m.StageReleased() if film.state == "releasing":
-                film.waiting.discard(message.stage)
-                if not film.waiting:
-                    film.state = "over"
+                self.released(film, message.stage)
             case _:
                 pass
+
+    def released(self, film: Film, stage: str) -> None:
+        """Nothing of it is at a stage any more, though that may have raised."""
+        film.waiting.discard(stage)
+        if film.state == "releasing" and not film.waiting:
+            film.state = "over"
 
     def release(self, film: Film, outcome: str) -> None:
         """It ends, once."""

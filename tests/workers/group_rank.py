@@ -1,7 +1,8 @@
 """One rank of a worker group, for `group_world`: its core, its loop, and a group thread that is a model.
 
 What runs there has collectives: an order that has one ends on all ranks together, or fails on one and breaks on those that
-wait for it.
+wait for it. A rank that leaves may break what the others have yet to come out of. The steps of some jobs have none: such
+ranks run apart, as far as their cores let them.
 """
 
 from __future__ import annotations
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
 VERSION = "1.2.3"
 KIND = JobSpec("edit", "A clip.", stages=("high", "low"))
 STEP_TIMEOUT_S = 60.0
+NO_JOB = m.Failure("stage", "there is no job to go on with")
+BROKE = m.Failure("stage", "a collective broke")
 
 
 def trail_of(job: str, done: int, trail: int) -> int:
@@ -75,7 +78,10 @@ class Thread:
         self.job: Doing | None = None
         self.round = 0  # of its process group; 0: none
         self.count = 0  # collectives of that
-        self.log: list[tuple[Any, ...]] = []
+        self.log: list[tuple[Any, ...]] = []  # what it was given that all ranks do
+        self.done = 0  # of that, how much it has done
+        self.unkept = 0  # steps since the job's state was kept
+        self.keeps = False  # whether it can be
 
 
 class Rank:
@@ -127,12 +133,15 @@ class Rank:
                 self.inbox.clear()
                 self.is_cut = False
             case actions.Send():
+                world.note_word(action.message)
                 if not self.is_cut:
                     world.to_broker[self.number].append((action.attachment, action.message))
             case actions.Run():
                 assert action.stage not in self.stages, "a thread was given two jobs"
                 assert action.stage != "draw" or isinstance(action.job.work, actions.BuildStage), "not the leader's"
                 self.stages[action.stage] = action.job
+            case actions.Log(event="job_failed"):
+                world.note_failed(action.fields)
             case actions.Ready():
                 self.was_ready = True
             case actions.Stop():
@@ -249,6 +258,8 @@ class Rank:
             world.compare(self)
         if self.number == 0:
             world.watch(order)
+        if isinstance(order, KeepJob):
+            world.check_all_answered(self)
         if (entry or isinstance(order, KeepJob)) and world.faulty(0.001):  # to load may take as long as it likes
             thread.is_stuck = True
 
@@ -266,7 +277,8 @@ class Rank:
         if isinstance(order, Form):
             return f"form {order.epoch} {order.round}"
         streams = isinstance(order, AtStage) and isinstance(order.job.work, m.InitializeStage | m.RunTask)
-        if not streams and not isinstance(order, StartJob | StepJob):
+        meets = thread.job is not None and thread.job.run.parameters["meets"] and isinstance(order, StepJob)
+        if not streams and not meets and not isinstance(order, StartJob):
             return ""
         assert thread.round, "a collective without a process group"
         return f"{self.world.epoch_of(self)} {thread.round} {thread.count}"
@@ -288,14 +300,18 @@ class Rank:
         others = [each for each in self.fellows.values() if each.number not in entered]
         if isinstance(thread.order, Form):
             return any(each.is_over for each in others)
-        return any(each.is_over or each.thread.round != thread.round for each in others)
+        return any(self.has_left(each) for each in others)
+
+    def has_left(self, other: Rank) -> bool:
+        """Whether another rank is in the process group of this one no more."""
+        return other.is_over or other.thread.round != self.thread.round
 
     def go_on(self) -> None:
         """Its thread comes a bit further."""
         world, thread = self.world, self.thread
-        key = self.key()
+        key = thread.met or self.key()
         if not key:
-            self.finish(world.failing(self, None))
+            self.finish(NO_JOB if self.is_at_nothing else world.failing(self, None))
             return
         meet = world.meets.setdefault(key, Meet(fails_everywhere=world.faulty(0.01)))
         if not thread.met:
@@ -305,12 +321,25 @@ class Rank:
                 return
             thread.met = key
             meet.entered.add(self.number)
+        elif len(meet.entered) == world.size and self.is_thrown_out():
+            self.finish(BROKE, is_broken=True)
         elif len(meet.entered) == world.size:
             late = meet.fails_everywhere or world.failing(self, None)
             self.finish(m.Failure("stage", "all raise") if late else None)
         else:
             meet.is_broken = True
-            self.finish(m.Failure("stage", "a collective broke"), is_broken=True)
+            self.finish(BROKE, is_broken=True)
+
+    @property
+    def is_at_nothing(self) -> bool:
+        """Whether it is to go on with a job that has failed here: what it was told before that was known."""
+        return isinstance(self.thread.order, StepJob) and self.thread.job is None
+
+    def is_thrown_out(self) -> bool:
+        """Whether another rank, which came out of the collective and then failed, takes this one along."""
+        if isinstance(self.thread.order, Form) or not any(self.has_left(each) for each in self.fellows.values()):
+            return False
+        return self.world.chance.random() < 0.5
 
     def finish(self, failure: Any, *, is_broken: bool = False) -> None:
         """It reports."""
@@ -320,17 +349,31 @@ class Rank:
             failure = m.Failure("stage", f"rank {self.number} raised") if failure else None
         thread.order, thread.met = None, ""
         thread.count += had_collective
+        thread.done += bool(entry_of(order))
         more: dict[str, Any] = {}
         if failure is None:
             failure, more = self.do(order)
         elif isinstance(order, AtStage):
             self.stage_failed(order, failure, more)
+        self.count_unkept(order, failure, more)
         if failure is not None:
+            if isinstance(order, StartJob | StepJob) and not is_broken and failure is not NO_JOB:
+                self.world.note_cause(self, failure)
             thread.round = 0
             if isinstance(order, StartJob | StepJob | CloseJob):
                 thread.job = None  # closed, whatever its end raises
         report = group_events.OrderReport(order, failure, is_broken, took_s=0.5, **more)
         self.handle(group_events.OrderDone(self.world.now, report))
+
+    def count_unkept(self, order: Any, failure: Any, more: dict[str, Any]) -> None:
+        """How many steps would be lost, and whether that must be so."""
+        thread = self.thread
+        if isinstance(order, StartJob | KeepJob):
+            thread.unkept = 0
+        elif isinstance(order, StepJob):
+            thread.unkept += 1
+        if isinstance(order, StartJob | StepJob | KeepJob):
+            thread.keeps = failure is None and more.get("keeps", thread.keeps)
 
     def stage_failed(self, order: AtStage, failure: m.Failure, more: dict[str, Any]) -> None:
         """As a stage's thread says it."""

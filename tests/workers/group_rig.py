@@ -65,6 +65,7 @@ class GroupRig:
         self.now = 100.0
         self.sent: list[Any] = []
         self.told: list[Any] = []
+        self.logged: list[str] = []
         self.order: Any = None
         self.jobs: dict[str, actions.Job] = {}
         self.asked: list[Any] = []
@@ -89,7 +90,7 @@ class GroupRig:
                 case Stop():
                     self.stopped = action
                 case actions.Log():
-                    pass
+                    self.logged.append(action.event)
                 case _:
                     self.asked.append(action)
         return done
@@ -172,6 +173,7 @@ class LeadRig(GroupRig):
         super().__init__(WorkerCore(config, spec, "1.2.3", place=place, kinds=kinds, grouped=grouped))
         self.world = world
         self.members = tuple(Member(rank, "here", rank + 1) for rank in range(world))
+        self.answered = dict.fromkeys(range(1, world), 0)
 
     def load(self) -> None:
         """All weights are there."""
@@ -214,10 +216,10 @@ class LeadRig(GroupRig):
         return next(message for message in reversed(self.told) if isinstance(message, Decision))
 
     def answer(self, *ranks: int, failure: m.Failure | None = None, is_broken: bool = False) -> None:
-        """Other ranks have done what was decided."""
-        number = self.decided().number
+        """Other ranks have done what was decided, of two decisions the one that is due; or say again that they have."""
         for rank in ranks or range(1, self.world):
-            self.link(rank, Outcome(number, failure, is_broken))
+            self.answered[rank] = min(self.answered[rank] + 1, self.decided().number)
+            self.link(rank, Outcome(self.answered[rank], failure, is_broken))
 
     def have(self, sequence: int, *ranks: int, lacks: bool = False) -> None:
         """Other ranks have a body."""
@@ -233,7 +235,15 @@ class LeadRig(GroupRig):
     def body(self, body: Any) -> None:
         """The broker sends it to all, and all have it."""
         self.hear(body)
-        self.have(body.sequence)
+        if self.world > 1:
+            self.have(body.sequence)
+
+    def body_of_job(self, sequence: int = 1, job: str = "j", **more: Any) -> None:
+        """A job without files is everywhere."""
+        self.hear(run_job(sequence, job, **more))
+        self.do(group_events.FilesFound(self.now, sequence))
+        if self.world > 1:
+            self.have(sequence)
 
     def live(self, sequence: int = 1, session: str = "s") -> None:
         """A session is at the grouped stage."""
@@ -243,10 +253,7 @@ class LeadRig(GroupRig):
 
     def running(self, sequence: int = 1, *, kept_every: int = 0, steps: int = 9, keeps: bool = True) -> None:
         """A job stands before its first step; the next one is under way."""
-        run = run_job(sequence, checkpoint_steps=kept_every)
-        self.hear(run)
-        self.do(group_events.FilesFound(self.now, sequence))
-        self.have(sequence)
+        self.body_of_job(sequence, checkpoint_steps=kept_every)
         self.settle(stage="high", step=0, steps=steps, keeps=keeps)
 
     def step(self, step: int, steps: int = 9, *, stage: str = "high", keeps: bool = True, took_s: float = 2.0) -> None:

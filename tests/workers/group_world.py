@@ -6,16 +6,17 @@ One thread, no clock; a rank is in `group_rank`, the broker in `group_broker`.
 from __future__ import annotations
 
 import random
-from collections import deque
+from collections import Counter, deque
 from typing import Any
 
 from reelwire import messages as m
+from reelwire.group_messages import Outcome
 from reelwire.tensors import Inline, TensorRef
 from reelwire.workers import actions, events, group_events
 from reelwire.workers.group_events import AtStage, Form, LeaveGroup, LoadJobs, StartJob, StepJob
 
 from .group_broker import Broker, Work
-from .group_rank import VERSION, Meet, Rank
+from .group_rank import BROKE, NO_JOB, VERSION, Meet, Rank
 
 
 class GroupWorld:
@@ -30,6 +31,7 @@ class GroupWorld:
         self.now = 0.0
         self.slow = self.chance.choice([*range(size), -1, -1])  # which rank takes longer than the others
         self.faults = False
+        self.frailty = 0.0  # how likely a step of a job raises on a rank; clients cancel then and now, too
         self.processes: dict[int, Rank] = {}
         self.contents: dict[str, tuple[int, int]] = {}
         self.applied: dict[tuple[str, int], Any] = {}
@@ -37,7 +39,11 @@ class GroupWorld:
         self.stopping: set[str] = set()
         self.asked_to_stop: set[int] = set()
         self.codes: list[int | None] = []
-        self.steps_begun = 0
+        self.counted: Counter[str] = Counter()
+        self.causes: dict[tuple[str, int], list[tuple[int, str]]] = {}  # by attempt: decision, and what was raised
+        self.failing_jobs: set[tuple[str, int]] = set()  # attempts of which a leader was told that a rank has failed
+        self.failed: set[tuple[str, int]] = set()  # those that it has given up for that
+        self.words: dict[tuple[str, int], set[str]] = {}
         self.to_broker: dict[int, deque[tuple[int, Any]]] = {}
         self.to_notice: deque[Rank] = deque()
         self.broker = Broker(self)
@@ -67,6 +73,8 @@ class GroupWorld:
             isinstance(order, AtStage) and isinstance(order.job.work, actions.BuildStage)
         ):
             return False
+        if isinstance(order, StartJob | StepJob) and self.chance.random() < self.frailty:
+            return True
         return self.faulty(0.001 if isinstance(order, Form) else 0.01)
 
     def deliver(self, rank: int, attachment: int, message: Any) -> None:
@@ -83,9 +91,40 @@ class GroupWorld:
         return int(rank.core._hello().group.epoch)
 
     def check_end(self, job: Work, ended: m.JobEnded) -> None:
-        """A job is cancelled only if that was asked for."""
+        """A job is cancelled only if that was asked for, and has failed by what went wrong first and suffered from nothing."""
         assert ended.state == "failed" or job.is_cancelled, "nobody asked for that"
         assert ended.state == "cancelled" or ended.failure is not None
+        if ended.failure is None:
+            return
+        told, causes = ended.failure.message, self.causes.get((ended.job, ended.attempt), [])
+        assert told not in (NO_JOB.message, BROKE.message), "what follows from a failure was taken for its cause"
+        first = [reason for at, reason in causes if at == min(causes)[0]]
+        assert not causes or any(told.endswith(reason) for reason in first), (told, causes)
+
+    def note_cause(self, rank: Rank, failure: m.Failure) -> None:
+        """A rank has raised in a step of a job, by its own fault."""
+        run = self.running(rank)
+        self.causes.setdefault((run.job, run.attempt), []).append((rank.thread.done, failure.message))
+
+    def running(self, rank: Rank) -> m.RunJob:
+        """The job that the ranks are at."""
+        leader: Any = rank.fellows.get(0, rank).core
+        run: m.RunJob = leader._leader.jobs.current.run
+        return run
+
+    def note_word(self, word: Any) -> None:
+        """A leader says how an attempt has ended: there is no result of one that has failed."""
+        if isinstance(word, m.JobEnded) or (isinstance(word, m.JobFile) and word.role == "result"):
+            words = self.words.setdefault((word.job, word.attempt), set())
+            words.add(word.state if isinstance(word, m.JobEnded) else "result")
+            assert len(words & {"failed", "result"}) < 2, "two ends of one attempt"
+            assert "result" not in words or (word.job, word.attempt) not in self.causes, "a result that some rank lacks"
+
+    def note_failed(self, fields: Any) -> None:
+        """A leader finds that an attempt has failed, which it does once."""
+        attempt = fields["job"], fields["attempt"]
+        assert attempt not in self.failed, "it had failed already"
+        self.failed.add(attempt)
 
     def exits(self, rank: Rank, code: int | None) -> None:
         """A process has ended; None: killed."""
@@ -112,24 +151,37 @@ class GroupWorld:
             assert at < len(leader), "a rank does what the leader doesn't"
             assert rank.thread.log[at] in (leader[at], ("unable",)), (rank.number, rank.thread.log[at], leader[at])
         else:
-            behind = [len(each.thread.log) for number, each in rank.fellows.items() if number]
-            assert all(count >= at for count in behind), "the next decision came before the last one was answered"
+            goes_ahead = leader[at] == ("step",) and leader[at - 1][0] in ("start", "step")
+            least = min((each.thread.done for number, each in rank.fellows.items() if number), default=at)
+            assert least >= at - goes_ahead, "the next decision came before the last one was answered"
+            self.counted["steps"] += goes_ahead and self.size > 1
+            self.counted["steps ahead"] += least < at
+
+    def check_all_answered(self, rank: Rank) -> None:
+        """What is kept has been confirmed by all ranks."""
+        done = {each.thread.done for each in rank.fellows.values()} | {rank.thread.done}
+        assert done == {len(rank.thread.log)}, "a state is kept that some rank hasn't come to"
 
     def watch(self, order: Any) -> None:
-        """What the leader begins: streaming before steps, and no step of what was cancelled."""
+        """What the leader begins: streaming and checkpoints before steps, and no step of what was cancelled or failed."""
         if not isinstance(order, StepJob | StartJob):
             return
         leader: Any = self.ranks[0].core
-        self.steps_begun += 1
         for actor in leader.actors.values():
             first = actor.first
             if actor.offer.grouped and first is not None:
                 number = getattr(first.work, "sequence", 0)
                 assert not leader._leader._bodies.everywhere(number), "streaming waits for a second step"
         if isinstance(order, StepJob):
-            job = self.ranks[0].thread.job
-            assert job is not None
-            assert f"{job.run.job} {job.run.attempt}" not in self.stopping, "a step after the cancel came"
+            thread, attempt = self.ranks[0].thread, leader._leader.jobs.current
+            run, every = attempt.run, attempt.run.checkpoint_steps
+            assert thread.job is not None
+            assert thread.job.run is run
+            assert not leader._leader._is_winding_up, "a step of what is to be handed back"
+            assert f"{run.job} {run.attempt}" not in self.stopping, "a step after the cancel came"
+            assert (run.job, run.attempt) not in self.failing_jobs, "a step after a failure was told"
+            limit = 2 * every if attempt.is_asked_for and not attempt.is_taken else every
+            assert not every or not thread.keeps or thread.unkept < limit, "a step, and a checkpoint is due"
 
     # --- chance ----------------------------------------------------------------------------------------------------------
 
@@ -142,7 +194,7 @@ class GroupWorld:
             case "hears":
                 self.rank_hears(which)
             case "link":
-                which.handle(group_events.LinkSaid(self.now, *which.link.popleft()))
+                self.rank_reads(which)
             case "happened":
                 which.handle(which.happened.popleft())
             case "gone":
@@ -172,6 +224,8 @@ class GroupWorld:
             return "time", None
         if self.faults and chance.random() < 0.008:
             return chance.choice(["kill", "cut all", "stop", "cancel", "cancel", "cancel"]), None
+        if self.frailty and chance.random() < 0.002:
+            return "cancel", None
         can: list[tuple[str, Any]] = [("broker hears", rank) for rank, queue in self.to_broker.items() if queue]
         living = [rank for rank in self.ranks if not rank.is_over]
         can += [("hears", rank) for rank in living if rank.inbox and not rank.is_cut]
@@ -193,6 +247,19 @@ class GroupWorld:
         rank.handle(events.Received(self.now, attachment, message))
         if isinstance(message, m.StopJob):
             self.stopping.add(f"{message.job} {message.attempt}")
+
+    def rank_reads(self, rank: Rank) -> None:
+        """From another rank."""
+        other, message = rank.link.popleft()
+        if rank.number == 0 and isinstance(message, Outcome) and message.failure is not None:
+            act = rank.thread.log[message.number - 1][0]
+            if act in ("start", "step"):
+                run = self.running(rank)
+                self.failing_jobs.add((run.job, run.attempt))
+                is_first = message.number < len(rank.thread.log) and rank.thread.log[message.number] == ("step",)
+                self.counted["first failed"] += is_first and not message.broken
+                self.counted["first broke"] += is_first and message.broken
+        rank.handle(group_events.LinkSaid(self.now, other, message))
 
     def notice(self) -> None:
         """The broker sees that a process is silent."""

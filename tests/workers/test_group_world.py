@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -63,6 +64,41 @@ def test_groups_02_the_ranks_never_hang_and_never_get_out_of_step(toy: Any, seed
     settle(world)
 
 
+@pytest.mark.seeds(120)
+@pytest.mark.rule("groups_02", "groups_11")
+def test_groups_13_a_job_fails_on_all_ranks_once_and_by_what_went_wrong_first(toy: Any, seed: int) -> None:
+    """Also while some ranks are at the step behind it: no result, one cause, and then the next job; no process is lost."""
+    world = frail(toy, seed)
+    while not world.broker.is_over:
+        world.step()
+    settle(world)
+    check_results(world)
+    assert world.codes == []
+    assert {job.attempt for job in world.broker.jobs} <= {0, 1}  # none was begun again, nor one that was cancelled at once
+    for job in world.broker.jobs:
+        assert ((job.name, 1) in world.causes) <= (job.state == "failed")
+
+
+def frail(toy: Any, seed: int) -> GroupWorld:
+    """Nothing goes wrong but steps of jobs, on any rank."""
+    world = GroupWorld(toy.spec, toy, seed, size=2 + seed % 3)
+    world.frailty = 0.1
+    return world
+
+
+def test_groups_02_the_schedules_come_to_every_way_of_going_ahead(toy: Any) -> None:
+    """Most steps don't wait for all ranks; sometimes the one that was left behind fails, by its own fault or another's."""
+    counted: Counter[str] = Counter()
+    for seed in range(60):
+        world = frail(toy, seed)
+        while not world.broker.is_over:
+            world.step()
+        counted += world.counted
+    assert counted["steps ahead"] > counted["steps"] / 4, counted
+    assert counted["first failed"] > 5, counted
+    assert counted["first broke"] > 5, counted
+
+
 @pytest.mark.seeds(40)
 def test_groups_03_without_faults_all_is_done_and_no_message_is_out_of_protocol(toy: Any, seed: int) -> None:
     """Whatever the order in which things happen: each session is completed, each job done at its first attempt."""
@@ -97,4 +133,4 @@ def test_groups_11_ranks_that_are_asked_to_stop_leave_together_and_lose_nothing(
     for film in world.broker.films:  # one that came too late is refused, or finds nobody
         assert film.outcome == "completed" or (film.outcome in ("failed", "lost") and not film.sent)
     assert set(world.codes) <= {0}
-    assert {job.state for job in world.broker.jobs if not job.parameters["fails"]} == {"succeeded"}
+    assert {job.state for job in world.broker.jobs if not job.parameters["fails"]} <= {"succeeded"}

@@ -1,4 +1,4 @@
-"""What a leader decides next: in lockstep, in order, and only what all ranks have."""
+"""What a leader decides next: when all have answered, in order, and only what all ranks have."""
 
 from __future__ import annotations
 

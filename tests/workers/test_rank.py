@@ -277,13 +277,32 @@ def test_groups_02_a_decision_is_done_once(toy: Any) -> None:
     assert code(rig) is None
 
 
-@pytest.mark.parametrize("how", ["skipped", "too early"])
-def test_groups_02_a_rank_that_is_out_of_step_ends_the_epoch(toy: Any, how: str) -> None:
+@pytest.mark.parametrize(
+    "acts",
+    [
+        ("skipped", "step"),
+        ("form", "step"),
+        ("run", "step"),
+        ("end", "step"),
+        ("step", "run"),
+        ("step", "end"),
+        ("step", "start"),
+        ("step", "step", "step"),
+        ("start", "step", "step"),
+    ],
+)
+def test_groups_02_a_rank_that_is_out_of_step_ends_the_epoch(toy: Any, acts: tuple[Any, ...]) -> None:
     """A decision was lost, or came before the one before was answered: nobody can tell what the others do."""
     rig = FollowRig(toy.spec).greeted()
-    if how == "too early":
-        rig.decide("form", round=1)
-    rig.link(Decision(3 if how == "skipped" else 2, "step"))
+    rig.hear(task(1), run_job(2))
+    rig.do(FilesFound(rig.now, 2))
+    for act in acts[:-1]:
+        if act == "skipped":
+            rig.number += 1
+        else:
+            rig.decide(act, sequence=2 if act == "start" else 1)
+    assert code(rig) is None
+    rig.decide(acts[-1], sequence=2)
     assert code(rig) == 1
     assert rig.take(m.RanksLost)[0].epoch == EPOCH
 
