@@ -56,6 +56,10 @@ class GroupBrokenError(RuntimeError):
     """Another rank of the group has failed, so what was exchanged with it can't be trusted."""
 
 
+class RefusedElsewhereError(GroupBrokenError):
+    """Another rank of the group refuses what was about to be begun; nothing was, on any of them."""
+
+
 def is_broken(error: BaseException) -> bool:
     """Whether an error says that a collective failed, so that another rank is to blame, and not the one that raised.
 

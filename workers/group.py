@@ -2,7 +2,8 @@
 
 All that ranks compute together runs here, stages of streams and jobs alike, so that their collectives come in one order
 on all ranks. An order that raises breaks the process group off: whoever waits for this rank in a collective is freed, and
-the ranks meet in a new one before they go on. Weights, sessions and a job that stands between two steps stay.
+the ranks meet in a new one before they go on. Weights, sessions and a job that stands between two steps stay. A session is
+begun when no rank refuses it: they ask each other first, so a refusal breaks nothing.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from typing import TYPE_CHECKING
 from reelwire import wire
 from reelwire.messages import StageFailed
 
-from .collectives import Bond, is_broken
+from .collectives import Bond, GroupBrokenError, RefusedElsewhereError, gather_numbers, is_broken
 from .config import WorkerConfig
 from .device import Device
 from .group_events import (
@@ -93,7 +94,7 @@ class GroupThread(WorkThread[Order]):
         self._bond = Bond(config.rank, config.world, config.device, config.step_timeout_s)
         self._ranks: Ranks | None = None
         self._parallel: Parallel | None = None
-        self._broken = False
+        self._broken = self._refused = False
         self._stages = {
             stage: StageWork(
                 pipeline,
@@ -104,6 +105,7 @@ class GroupThread(WorkThread[Order]):
                 self._make,
                 counts=config.rank == 0,
                 raised=self._stage_raised,
+                agree=self._agree,
             )
             for stage in stages
         }
@@ -142,17 +144,24 @@ class GroupThread(WorkThread[Order]):
 
     def _do(self, order: Order) -> OrderReport:
         began = time.perf_counter()
-        self._broken = False
+        self._broken = self._refused = False
         try:
             report = self._perform(order)
-            self._bond.check()
         except BaseException as error:  # noqa: BLE001  whatever a job raises fails it, not the worker
-            trace = "".join(traceback.format_exception(error))
-            failure = failure_of(error, self._name(order))
-            report = OrderReport(order, failure, is_broken(error), trace)
-        if report.failure is not None:
+            report = self._failed(order, error)
+        try:
+            self._bond.check()
+        except GroupBrokenError as error:
+            self._refused = False
+            if report.failure is None:
+                report = replace(self._failed(order, error), finished=report.finished)
+        if report.failure is not None and not self._refused:
             self._clear(order)  # out of the handler, where no frame of the job keeps its tensors, or the group, alive
-        return replace(report, took_s=time.perf_counter() - began)
+        return replace(report, took_s=time.perf_counter() - began, apart=not self._refused)
+
+    def _failed(self, order: Order, error: BaseException) -> OrderReport:
+        trace = "".join(traceback.format_exception(error))
+        return OrderReport(order, failure_of(error, self._name(order)), is_broken(error), trace)
 
     def _perform(self, order: Order) -> OrderReport:
         match order:
@@ -180,6 +189,19 @@ class GroupThread(WorkThread[Order]):
         if isinstance(finished.reply, StageFailed):
             return OrderReport(order, finished.reply.failure, self._broken, finished.traceback, finished)
         return OrderReport(order, finished=finished)
+
+    def _agree(self, refuses: bool) -> None:
+        """Hear of all ranks whether one refuses the session that is about to be begun.
+
+        Raises:
+            RefusedElsewhereError: another one does, and not this one.
+            RuntimeError: the collective failed.
+        """
+        if self._parallel is None or self._config.world == 1:
+            return
+        self._refused = any(gather_numbers(self._parallel, int(refuses)))
+        if self._refused and not refuses:
+            raise RefusedElsewhereError("another rank of the group refuses the session")
 
     def _stage_raised(self, error: BaseException) -> None:
         self._broken = is_broken(error)

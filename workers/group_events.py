@@ -94,8 +94,8 @@ class OrderReport:
 
     Attributes:
         order: which.
-        failure: why it couldn't be done; a rank that raised in anything but `LoadJobs` has left its process group.
-        broken: it failed because a collective did: another rank is to blame.
+        failure: why it couldn't be done.
+        broken: another rank is to blame for it: a collective failed, or that one refuses what was about to be begun.
         traceback: for the log.
         finished: of `AtStage`: as a stage's thread reports it.
         stage: of `StartJob` and `StepJob`: the stage that the job stands before.
@@ -105,6 +105,8 @@ class OrderReport:
         output: the job has ended with this; None: it hasn't ended. The job is closed then.
         file: of `KeepJob`.
         took_s: seconds that it took.
+        apart: of a failure: with it this rank has left its process group. If it hasn't, all ranks have failed and none has
+            left: what was to be begun was refused by one of them, or by all, before any began it.
     """
 
     order: Order
@@ -119,6 +121,7 @@ class OrderReport:
     output: JobOutput | None = None
     file: FileOffer | None = None
     took_s: float = 0.0
+    apart: bool = True
 
 
 # --- events ----------------------------------------------------------------------------------------------------------

@@ -62,6 +62,8 @@ class StageWork:
         make: builds the stage from its name and the name of its device, in place of `pipeline.build`.
         counts: what the stage makes is told to somebody; on a rank that doesn't lead its group it isn't.
         raised: told of each error that the stage raised, before anything else is done about it.
+        agree: asked when a session is about to be begun, with whether it is refused here; it raises where it is refused
+            elsewhere, and then it isn't begun.
 
     Attributes:
         limits: what the broker accepts; written by the loop when the broker says it.
@@ -78,6 +80,7 @@ class StageWork:
         *,
         counts: bool = True,
         raised: Callable[[BaseException], None] = lambda _: None,
+        agree: Callable[[bool], None] = lambda _: None,
     ) -> None:
         """Nothing is built yet."""
         self.limits = wire.Limits()
@@ -89,6 +92,7 @@ class StageWork:
         self._make = make or pipeline.build
         self._counts = counts
         self._raised = raised
+        self._agree = agree
         self._taken: list[Piece] = []
         self._held: dict[str, int] = {}
         self._stage: Stage | None = None
@@ -161,18 +165,28 @@ class StageWork:
         return StageReady(work.pipeline, work.stage, min(expected, self._cache_bytes_max))
 
     def _initialize(self, stage: Stage, work: InitializeStage) -> StageInitialized:
-        from reelwire.pipeline.stage import SizedStage
-
-        request = {**work.parameters, **self._values(Artifact({}, work.tensors))}
-        handed = self._values(work.handed)
-        if isinstance(stage, SizedStage):
-            self._check_room(stage.needed_bytes(work.chunks, request, handed, self._cache_bytes_max))
+        try:
+            request, handed = self._request(stage, work)
+        except Exception:
+            self._agree(True)
+            raise
+        self._agree(False)
         made = stage.initialize(work.session, work.chunks, request, handed)
         held = _bytes("cache_bytes", made.cache_bytes)
         self._check_room(held)
         self._held[work.session] = held
         artifact = to_artifact(made.handed)
         return StageInitialized(work.session, work.stage, work.epoch, work.stage_epoch, artifact, held)
+
+    def _request(self, stage: Stage, work: InitializeStage) -> tuple[dict[str, Any], dict[str, Any]]:
+        """What a session is begun with, if there is room for it."""
+        from reelwire.pipeline.stage import SizedStage
+
+        request = {**work.parameters, **self._values(Artifact({}, work.tensors))}
+        handed = self._values(work.handed)
+        if isinstance(stage, SizedStage):
+            self._check_room(stage.needed_bytes(work.chunks, request, handed, self._cache_bytes_max))
+        return request, handed
 
     def _check_room(self, needed: int) -> None:
         if needed > self._cache_bytes_max:

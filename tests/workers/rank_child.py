@@ -11,6 +11,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from reelwire.errors import RequestError
 from reelwire.messages import Artifact, FileOffer, InitializeStage, ReleaseStage, RunJob, RunTask, TaskDone
 from reelwire.workers import emulated, emulated_jobs
 from reelwire.workers.actions import BuildStage, Job
@@ -89,11 +90,19 @@ def work(what: str, given: dict[str, Any]) -> Any:
     if what == "build":
         return BuildStage("emulated", "denoise")
     if what == "initialize":
-        return InitializeStage("s", "emulated", "denoise", 1, 1, 9, {"seed": 1}, {}, Artifact())
+        asked = {"seed": 1, "refused_by": given.get("refused_by", [])}
+        return InitializeStage(given.get("session", "s"), "emulated", "denoise", 1, 1, 9, asked, {}, Artifact())
     if what == "release":
         return ReleaseStage("s", "emulated", "denoise", 1, 1)
     inputs = {"condition": Artifact({"mark": 1}), "control": Artifact()}
     return RunTask("s", "emulated", "denoise", 1, 1, given["index"], inputs, given["index"] == 0, False)
+
+
+def needed_bytes(stage: Any, chunks: int, request: Any, handed: Any, most: int) -> int:
+    """As a sized stage says it: of some sessions some ranks say that they can't be served."""
+    if stage._ranks.rank in request["refused_by"]:
+        raise RequestError("area", f"is refused by rank {stage._ranks.rank}")
+    return int(stage.session_bytes)
 
 
 def parameters(given: dict[str, Any]) -> dict[str, Any]:
@@ -103,14 +112,16 @@ def parameters(given: dict[str, Any]) -> dict[str, Any]:
 
 def said(report: OrderReport) -> dict[str, Any]:
     """A report as a line of JSON can say it."""
-    answer: dict[str, Any] = {name: getattr(report, name) for name in ("broken", "stage", "step", "steps", "keeps")}
+    names = ("broken", "apart", "stage", "step", "steps", "keeps")
+    answer: dict[str, Any] = {name: getattr(report, name) for name in names}
     answer |= {"took_s": report.took_s, "traceback": report.traceback}
     answer["failure"] = None if report.failure is None else asdict(report.failure)
     answer["file"] = None if report.file is None else asdict(report.file)
     answer["output"] = None
     if report.output is not None:
         frames = hashlib.sha256(report.output.frames.tobytes()).hexdigest()
-        answer["output"] = [frames, report.output.facts]
+        facts = report.output.facts
+        answer["output"] = [frames, {name: fact for name, fact in facts.items() if not name.endswith("_s")}]
     if report.finished is not None and isinstance(report.finished.reply, TaskDone):
         answer["trail"] = report.finished.reply.facts.get("trail")
         answer["outputs"] = sorted(report.finished.reply.outputs)
@@ -122,6 +133,7 @@ def main() -> None:
     import torch
 
     torch.set_num_threads(1)
+    emulated._Denoise.needed_bytes = needed_bytes  # type: ignore[attr-defined]
     rank = Rank()
     sys.stdout.write("{}\n")
     sys.stdout.flush()

@@ -220,15 +220,43 @@ def test_groups_13_a_stage_that_fails_on_one_rank_leaves_the_job(two: Ranks, und
     """It stands between two steps; when the ranks have met again it goes on, in the new process group."""
     two.start(steps=4, switch=2, seed=3)
     two.well("step")
-    two.children[0].do(do="initialize")  # on one rank alone: the other raises where this one waits for it
+    two.well("initialize")
+    two.children[1].do(do="release")  # on one rank alone: it raises where the other one waits for it
     answers = two.all("run", index=0)
     assert [each["broken"] for each in answers] == [True, False]
-    assert all(each["failure"] for each in answers)
+    assert all(each["failure"] and each["apart"] for each in answers)
     two.form()
     two.all("release")
     two.well("initialize")
     two.well("run", index=0)
     assert two.finish() == undisturbed
+
+
+@pytest.mark.parametrize("by_all", [True, False])
+def test_groups_13_a_session_that_is_refused_breaks_nothing(ranks: Ranks, undisturbed: Any, by_all: bool) -> None:
+    """Whether all ranks refuse it or one does: none begins it, and sessions and job go on in the same process group."""
+    last = len(ranks.children) - 1
+    ranks.start(steps=4, switch=2, seed=3)
+    ranks.well("step")
+    ranks.well("initialize")
+    answers = ranks.all("initialize", session="t", refused_by=list(range(last + 1)) if by_all else [last])
+    assert not any(each["apart"] for each in answers)
+    refuse = [by_all or rank == last for rank in range(last + 1)]
+    assert [each["failure"]["kind"] == "request" for each in answers] == refuse
+    assert [each["broken"] for each in answers] == [not each for each in refuse]
+    assert answers[last]["failure"]["message"] == f"is refused by rank {last}"
+    ranks.well("run", index=0)
+    ranks.well("initialize", session="t")
+    assert ranks.finish() == undisturbed
+
+
+def test_groups_13_a_rank_that_is_gone_is_seen_by_whoever_refuses(two: Ranks) -> None:
+    """One that can't ask the others breaks off, as with any other collective."""
+    two.children[1].do(do="leave")
+    answer = two.children[0].do(do="initialize", refused_by=[0])
+    assert (answer["broken"], answer["apart"]) == (True, True)
+    two.form()
+    two.well("initialize")
 
 
 def test_groups_01_the_leader_s_files_reach_ranks_that_lack_them(ranks: Ranks) -> None:

@@ -35,6 +35,7 @@ from reelwire.pipeline.job import JobOutput, JobStep
 from reelwire.workers import emulated, emulated_jobs
 from reelwire.workers.actions import BuildStage, Job
 from reelwire.workers.checkpoints import read_values
+from reelwire.workers.collectives import Bond, GroupBrokenError
 from reelwire.workers.config import WorkerConfig
 from reelwire.workers.group import GroupThread
 from reelwire.workers.group_events import (
@@ -145,6 +146,11 @@ def parameters(**given: Any) -> dict[str, Any]:
     return {each.name: given.get(each.name, each.default) for each in kind.parameters}
 
 
+def said_of(output: JobOutput) -> dict[str, Any]:
+    """Its facts, but for what was measured."""
+    return {name: fact for name, fact in output.facts.items() if not name.endswith("_s")}
+
+
 def test_a_job_from_its_start_to_its_output(group: Group) -> None:
     """Each report says where it stands; the last one has what was made."""
     group.begin(emulated_jobs.pipeline(step_s="0"))
@@ -180,7 +186,7 @@ def test_groups_12_a_job_goes_on_from_what_was_kept(group: Group) -> None:
     assert (report.stage, report.step) == ("denoise_high", 1)
     while report.output is None:
         report = group.do(StepJob())
-    assert report.output.facts == undisturbed.facts
+    assert said_of(report.output) == said_of(undisturbed)
     assert np.array_equal(report.output.frames, undisturbed.frames)
 
 
@@ -203,7 +209,7 @@ def test_groups_03_a_chunk_slips_in_between_two_steps(group: Group) -> None:
         report = group.do(StepJob()) if slips_in else group.start(run_job("emulated", **parameters(steps=2)))
         while report.output is None:
             report = group.do(StepJob())
-        facts.append(report.output.facts)
+        facts.append(said_of(report.output))
     assert trails[0] == trails[1]
     assert facts[0] == facts[1]
 
@@ -217,7 +223,30 @@ def test_what_a_stage_raises_is_told_as_its_thread_would(group: Group) -> None:
     assert isinstance(report.finished.reply, StageFailed)
     assert report.failure == report.finished.reply.failure
     assert not report.broken
+    assert report.apart
     assert group.do(StepJob()).failure is None
+
+
+def test_groups_13_a_group_that_broke_under_a_chunk_fails_it(group: Group, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was made of it is told all the same, so that whatever it lies in is given back."""
+    group.begin(stages=("denoise",))
+    initialize = InitializeStage("s", "emulated", "denoise", 1, 1, 9, {"seed": 1}, {}, Artifact())
+    assert group.at_stage(initialize).failure is None
+
+    def broken(_: Bond) -> None:
+        raise GroupBrokenError("another rank of the group has failed")
+
+    monkeypatch.setattr(Bond, "check", broken)
+    inputs = {"condition": Artifact({"mark": 1}), "control": Artifact()}
+    report = group.at_stage(RunTask("s", "emulated", "denoise", 1, 1, 0, inputs, True, False))
+    assert report.failure is not None
+    assert (report.broken, report.apart) == (True, True)
+    assert report.finished is not None
+    assert isinstance(report.finished.reply, TaskDone)
+    report = group.at_stage(RunTask("nobody", "emulated", "denoise", 1, 1, 0, inputs, True, False))
+    assert report.finished is not None
+    assert isinstance(report.finished.reply, StageFailed)
+    assert report.failure == report.finished.reply.failure, "its own reason is the better one"
 
 
 class Watched:
