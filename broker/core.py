@@ -29,6 +29,7 @@ from .events import (
     ShutdownRequested,
     Stored,
     StoreFailed,
+    StoreStalled,
     TurnEnded,
     Unreachable,
 )
@@ -111,6 +112,8 @@ class BrokerCore(Hearing):
                 self._jobs.stored(event.ticket)
             case PartStored() | FileDone() | PartRead():
                 self._jobs.file(event)
+            case StoreStalled():
+                self._jobs.store_stalled(event.reason)
             case StoreFailed():
                 self._desk.log("error", "store_failed", reason=event.reason)
                 self._stop(event.reason)

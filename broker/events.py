@@ -88,6 +88,14 @@ class Stored:
 
 
 @dataclass(frozen=True, slots=True)
+class StoreStalled:
+    """Nothing can be made durable for the moment, and it is tried again; no reason: it can be again."""
+
+    now: float
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class StoreFailed:
     """Nothing can be made durable any more: what was persisted and not yet said to be stored may be lost."""
 
@@ -146,5 +154,6 @@ Event = (
     | PartStored
     | FileDone
     | PartRead
+    | StoreStalled
     | StoreFailed
 )

@@ -42,6 +42,8 @@ from .media_roots import MediaRoots, Refused
 from .state_folder import FILE_NAME, sync_folder
 
 FileEvent = PartStored | FileDone | PartRead
+FREE_BYTES = 64 << 20
+"""Room that no file takes on its disk: the journal needs it, or nothing can be acknowledged any more."""
 PIECE_BYTES = 4 << 20
 """What long work reads and writes before something else has its turn."""
 
@@ -136,6 +138,7 @@ class Files:
         with self._answering(action.ticket):
             if not FILE_NAME.fullmatch(action.sha256):
                 raise Refused("its hash is no SHA-256; accepted: 64 hexadecimal digits in lower case")
+            self._check_room(action.nbytes)
             coming = _Coming(self._path(action.ticket), action.nbytes, action.sha256)
             os.close(os.open(coming.path, _NEW, 0o600))
             self._coming[action.ticket] = coming
@@ -225,6 +228,7 @@ class Files:
         path, digest, nbytes = self._path(action.ticket), hashlib.sha256(), 0
         with self._roots.opened(action.path) as source:
             _check_size(os.fstat(source).st_size, action.nbytes_max)
+            self._check_room(os.fstat(source).st_size)
             target = os.open(path, _NEW, 0o600)
             try:
                 while data := os.read(source, PIECE_BYTES):
@@ -289,6 +293,12 @@ class Files:
                 target.unlink(missing_ok=True)
                 raise
         self._post(FileDone(self._clock(), ticket, sha256=sha256, nbytes=nbytes))
+
+    def _check_room(self, nbytes: int) -> None:
+        found = os.statvfs(self._incoming)
+        announced = sum(coming.nbytes - coming.written for coming in self._coming.values())
+        if found.f_bavail * found.f_frsize < announced + nbytes + FREE_BYTES:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     def _path(self, ticket: int) -> Path:
         return self._incoming / f"{ticket}.part"

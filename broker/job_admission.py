@@ -113,9 +113,9 @@ class Admission:
         except RequestError as error:
             self._refuse(peer, request, Failure("request", error.reason, field=error.field))
             return
-        full = self._full(peer.name)
-        if full:
-            self._refuse(peer, request, Failure("overload", full, retry_after_s=at.retry_after_s()))
+        full = at.not_now() or self._full(peer.name)
+        if full is not None:
+            self._refuse(peer, request, full)
             return
         at.number += 1
         record = JobRecord(
@@ -207,14 +207,14 @@ class Admission:
         if asked.sha256 and not self._uploads.has(peer, asked.sha256):
             raise RequestError(file.field, f"file {asked.sha256} isn't here; accepted: one that was uploaded before")
 
-    def _full(self, client: str) -> str:
-        """Why nobody may wait any more, or this client; empty: they may."""
-        config, own = self._at.config, self._at.waiting[client]
-        if self._at.waiting_total >= config.jobs_queued_max:
-            return f"{self._at.waiting_total} jobs wait already"
+    def _full(self, client: str) -> Failure | None:
+        """Why nobody may wait any more, or this client; None: they may."""
+        at, config, own = self._at, self._at.config, self._at.waiting[client]
+        if at.waiting_total >= config.jobs_queued_max:
+            return Failure("overload", f"{at.waiting_total} jobs wait already", retry_after_s=at.retry_after_s())
         if own >= config.jobs_queued_per_client_max:
-            return f"{own} jobs of this client wait already"
-        return ""
+            return Failure("overload", f"{own} jobs of this client wait already", retry_after_s=at.retry_after_s())
+        return None
 
     def _refuse(self, peer: Peer, request: m.SubmitJob, failure: Failure) -> None:
         """Nothing was begun yet."""

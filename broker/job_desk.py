@@ -58,6 +58,7 @@ class JobDesk:
         unstored: when jobs whose results had no room try again, by id.
         job_s: what a job takes from its start to its end, in seconds; 0: not known yet.
         number: the newest job's order of arrival.
+        stalled: why the journal can't be written for the moment; empty: it can.
         leaving: files that are let go of when the journal says so, and how often.
         uploads: files of each client that are part of no job yet, by the client's name for them.
     """
@@ -82,6 +83,7 @@ class JobDesk:
         self.changed: dict[str, None] = {}
         self.uploads: dict[Peer, dict[str, StoredFile]] = {}
         self.unstored: Timers[str] = Timers()
+        self.stalled = ""
         self.job_s = 0.0
         self.number = max((record.number for record in saved.records), default=0)
         self._folder = saved.files
@@ -167,6 +169,13 @@ class JobDesk:
     def took(self, seconds: float) -> None:
         """A job has ended, so long after it began."""
         self.job_s += (seconds - self.job_s) * (DURATION_WEIGHT if self.job_s else 1.0)
+
+    def not_now(self) -> Failure | None:
+        """Why nothing that has to be durable is taken for the moment."""
+        if not self.stalled:
+            return None
+        reason = f"the broker can't write to its disk ({self.stalled})"
+        return Failure("overload", reason, retry_after_s=self.config.retry_after_s)
 
     def retry_after_s(self) -> float:
         """Seconds until the queue has room again, roughly: until the groups that there are begin one more job."""

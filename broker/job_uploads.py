@@ -98,6 +98,8 @@ class Uploads:
         at, config, nbytes = self._at, self._at.config, message.nbytes
         if draining:
             return Failure("shutdown", "the broker stops")
+        if at.stalled:
+            return at.not_now()
         if not 0 < len(message.upload) <= NAME_CHARACTERS_MAX:
             reason = f"an upload's name has {len(message.upload)} characters; accepted: 1 to {NAME_CHARACTERS_MAX}"
             return Failure("request", reason)

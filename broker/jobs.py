@@ -92,6 +92,14 @@ class Jobs:
         """The journal has written all that it was told up to a ticket."""
         self._at.stored(ticket)
 
+    def store_stalled(self, reason: str) -> None:
+        """The journal can't be written for the moment: what would have to be is refused; empty: it can be again."""
+        self._at.stalled = shortened(reason)
+        if reason:
+            self._desk.log("error", "store_stalled", reason=reason)
+        else:
+            self._desk.log("info", "store_goes_on")
+
     def file(self, event: PartStored | FileDone | PartRead) -> None:
         """The store says something."""
         self._at.shelf.answered(event)
@@ -184,6 +192,7 @@ class Jobs:
             "files_bytes_max": at.config.state_bytes_max,
             "files_coming": len(at.incoming),
             "uncommitted": at.uncommitted,
+            "stalled": at.stalled,
             "job_s": at.job_s,
         }
 

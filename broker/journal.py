@@ -25,6 +25,8 @@ from .job_record import JobRecord
 
 FORMAT = 1
 """Version of the tables and of the records in them."""
+_PRIMARY = 0xFF
+"""Bits of an error's extended code that are its primary code (SQLite, "Result and Error Codes")."""
 BUSY_S = 10.0
 """How long a write waits for somebody who has locked the database by hand."""
 
@@ -47,6 +49,13 @@ INSERT INTO jobs (id, number, key, kind, client, standing, submitted_at, record)
 ON CONFLICT (id) DO UPDATE SET number = excluded.number, key = excluded.key, kind = excluded.kind,
     client = excluded.client, standing = excluded.standing, submitted_at = excluded.submitted_at, record = excluded.record
 """
+
+
+_MAY_PASS = {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_FULL}
+
+
+class NotNow(Exception):
+    """A batch can't be written for the moment: the disk is full, or somebody has locked the database."""
 
 
 class Journal:
@@ -105,15 +114,25 @@ class Journal:
     def write(self, batch: Iterable[Persist]) -> None:
         """Write all of it, in order, in one transaction: durable when this returns, not there at all when it raises.
 
+        A full disk is met before anything is synchronized, when pages are written to the log, and so is a lock: writing the
+        same batch once more writes the same pages again. An error of the synchronization is another matter: the system may
+        have forgotten by then which pages it still had to write.
+
         Raises:
+            NotNow: it can't be written for the moment; nothing else may be written before the same batch is.
             sqlite3.Error: it can't be written; nothing may be said to be durable any more.
         """
-        with self._transaction() as connection:
-            for action in batch:
-                if action.record is None:
-                    connection.execute("DELETE FROM jobs WHERE id = ?", (action.job,))
-                else:
-                    connection.execute(_PUT, _row(action.record))
+        try:
+            with self._transaction() as connection:
+                for action in batch:
+                    if action.record is None:
+                        connection.execute("DELETE FROM jobs WHERE id = ?", (action.job,))
+                    else:
+                        connection.execute(_PUT, _row(action.record))
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode & _PRIMARY in _MAY_PASS:
+                raise NotNow(str(error)) from error
+            raise
 
     def close(self) -> None:
         """Close it; closing again does nothing."""

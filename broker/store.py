@@ -1,8 +1,8 @@
 """What outlives a broker: its journal and its files, behind threads of their own, so that no stream ever waits for a disk.
 
-The journal's thread takes all that waits into one transaction, and says of it what is durable. If it can't write, it says
-`StoreFailed` and no more: what isn't known to be durable is never acknowledged, and a write that failed isn't tried again,
-as nobody can tell then what the disk holds. Files have a thread, too; long copies make way for what is short. A third one
+The journal's thread takes all that waits into one transaction, and says of it what is durable. If the disk is full, or the
+journal locked, it says `StoreStalled` and tries the same again until it can. After any other failure it says `StoreFailed`
+and no more, as nobody can tell then what the disk holds; what isn't known to be durable is never acknowledged. Files have a thread, too; long copies make way for what is short. A third one
 waits for the process that looks into files.
 """
 
@@ -17,16 +17,18 @@ from typing import Self
 
 from .actions import FileAction, InspectFile, Persist
 from .config import BrokerConfig
-from .events import Event, Stored, StoreFailed
+from .events import Event, Stored, StoreFailed, StoreStalled
 from .files import Files
 from .job_record import JobRecord, Saved, StoredFile
-from .journal import Journal
+from .journal import Journal, NotNow
 from .media_roots import MediaRoots
 from .prober import Prober
 from .state_folder import StateFolder, claim
 
 BATCH_MAX = 1000
 """Most records of one transaction."""
+RETRY_S = 1.0
+"""How long the journal waits before it tries again to write to a disk that was full."""
 HURRY_S = 1.0
 """How long a thread has, when the time to close is over, for what it is amidst of."""
 
@@ -145,11 +147,27 @@ class Store:
         while True:
             taken = _taken(self._persisting, BATCH_MAX)
             batch = [action for action in taken if action is not None]
-            if batch and not self._is_hurried.is_set():
-                self._journal.write(batch)
+            if batch and self._write(batch):
                 self._post(Stored(time.monotonic(), batch[-1].ticket))
             if len(batch) < len(taken):
                 return
+
+    def _write(self, batch: list[Persist]) -> bool:
+        """Make a batch durable, as soon as that can be done; False: there is no time left."""
+        is_stalled = False
+        while not self._is_hurried.is_set():
+            try:
+                self._journal.write(batch)
+            except NotNow as error:
+                if not is_stalled:
+                    is_stalled = True
+                    self._post(StoreStalled(time.monotonic(), str(error)))
+                self._is_hurried.wait(RETRY_S)
+                continue
+            if is_stalled:
+                self._post(StoreStalled(time.monotonic(), ""))
+            return True
+        return False
 
     def _file(self) -> None:
         is_more = is_last = False

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from reelwire.broker import files as files_module
 from reelwire.broker.actions import (
     AppendPart,
     DropFile,
@@ -255,6 +256,29 @@ def test_a_full_disk_is_an_overload(disk: Disk, monkeypatch: pytest.MonkeyPatch,
     assert disk.send(1)[-1].failure is None
 
 
+@pytest.mark.parametrize("call", ["parts", "import"])
+def test_files_leave_room_for_the_journal(disk: Disk, monkeypatch: pytest.MonkeyPatch, call: str) -> None:
+    """What was announced counts, as far as it isn't written; a file is refused before anything of it is."""
+    real, free = os.statvfs, files_module.FREE_BYTES + 2 * len(CONTENT)
+
+    def statvfs(path: Any) -> os.statvfs_result:
+        found = list(real(path))
+        found[1], found[4] = 1, free
+        return os.statvfs_result(found)
+
+    monkeypatch.setattr(os, "statvfs", statvfs)
+    assert disk.do(ReceiveFile(1, len(CONTENT), SHA)) == []
+    (disk.media / "a.mp4").write_bytes(CONTENT + b"x")
+    (done,) = disk.do(
+        ReceiveFile(2, len(CONTENT) + 1, SHA) if call == "parts" else ImportFile(2, str(disk.media / "a.mp4"), 1 << 30)
+    )
+    assert done.failure.kind == "overload"
+    assert done.failure.retry_after_s == 7.0
+    disk.do(DropFile(1))
+    assert list((disk.base / "incoming").iterdir()) == []
+    assert disk.do(ReceiveFile(3, len(CONTENT) + 1, SHA)) == []
+
+
 def test_a_disk_that_fails_is_said(disk: Disk, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where the file would have been named: a name that may not be durable is taken back."""
     with monkeypatch.context() as patch:
@@ -278,8 +302,9 @@ def test_a_write_may_take_less_than_it_is_given(disk: Disk, monkeypatch: pytest.
     assert (disk.base / "files" / SHA).read_bytes() == CONTENT
 
 
-def test_a_real_disk_that_is_full(disk: Disk, tmp_path: Path) -> None:
+def test_a_real_disk_that_is_full(disk: Disk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A file system of 2 MiB takes no file of 3; what fits is taken afterwards."""
+    monkeypatch.setattr(files_module, "FREE_BYTES", 0)
     small = tmp_path / "small"
     small.mkdir()
     if os.geteuid() or os.system(f"mount -t tmpfs -o size=2m none {small} 2>/dev/null"):

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from reelwire import messages as m
+from reelwire.broker.events import StoreStalled
 from reelwire.job_parts import FILE_PART_BYTES
 
 from .fake_jobs import Shop
@@ -178,6 +179,29 @@ def test_groups_15_a_result_waits_for_a_disk_that_is_full() -> None:
     shop.disk.is_full = True
     worker.finish(worker.runs[-1], b"s" * MIB)
     assert client.ask(m.CancelJob, job).jobs[0].state == "cancelled"
+
+
+def test_a_broker_that_cannot_write_refuses_what_would_have_to_be_durable() -> None:
+    """What it has accepted goes on, and is told when it can be written; then new jobs are taken as before."""
+    shop = Shop()
+    worker, client = shop.worker(), shop.client()
+    job = client.accepted("k")
+    shop.handle(StoreStalled(shop.now, "database or disk is full"))
+    shop.commits = False
+    assert client.refused("k2").kind == "overload"
+    client.upload(b"video", "u1")
+    (refused,) = client.take(m.UploadRefused)
+    assert (refused.failure.kind, refused.failure.field) == ("overload", "video")
+    assert client.submit("k").job.job == job
+    worker.finish(worker.runs[-1])
+    status: Any = shop.core.status()["jobs"]
+    assert status["stalled"] == "database or disk is full"
+    assert client.info(job).state != "succeeded"
+    shop.handle(StoreStalled(shop.now, ""))
+    shop.commits = True
+    shop.settle()
+    assert client.info(job).state == "succeeded"
+    client.accepted("k2")
 
 
 def test_status_says_what_there_is() -> None:

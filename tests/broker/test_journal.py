@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import shutil
 import sqlite3
 import stat
 from dataclasses import fields, replace
@@ -14,7 +16,7 @@ import pytest
 
 from reelwire.broker.actions import Persist
 from reelwire.broker.job_record import JobRecord, StoredFile
-from reelwire.broker.journal import FORMAT, Journal
+from reelwire.broker.journal import FORMAT, Journal, NotNow
 from reelwire.errors import ConfigError
 from reelwire.messages import Failure
 
@@ -104,6 +106,34 @@ def test_a_batch_is_written_whole_or_not_at_all(path: Path) -> None:
     journal.write(put(record(3)))
     assert journal.load() == (record(3),)
     journal.close()
+
+
+def test_groups_07_a_real_disk_that_is_full_is_met_when_a_batch_is_committed(tmp_path: Path) -> None:
+    """Nothing of the batch is there then; once there is room the same batch is written, and so is the next one."""
+    small = tmp_path / "small"
+    small.mkdir()
+    if os.geteuid() or os.system(f"mount -t tmpfs -o size=1m none {small} 2>/dev/null"):
+        pytest.skip("no file system can be mounted here")
+    try:
+        path = small / "journal.sqlite3"
+        journal = Journal(path)
+        journal.write(put(record(1)))
+        with contextlib.suppress(OSError):
+            (small / "other").write_bytes(bytes(2 << 20))
+        batch = put(*(record(number, parameters={"prompt": "x" * 1000}) for number in range(2, 50)))
+        for _ in range(3):
+            with pytest.raises(NotNow, match="full"):
+                journal.write(batch)
+            assert journal.load() == (record(1),)
+        shutil.copytree(small, tmp_path / "crashed", ignore=shutil.ignore_patterns("other"))
+        assert opened(tmp_path / "crashed" / "journal.sqlite3") == (record(1),)
+        (small / "other").unlink()
+        journal.write(batch)
+        journal.write(put(record(50)))
+        journal.close()
+        assert [each.number for each in opened(path)] == list(range(1, 51))
+    finally:
+        os.system(f"umount {small}")
 
 
 def test_incarnations_are_counted(path: Path) -> None:

@@ -14,6 +14,8 @@ from typing import Any, TypeVar
 import numpy as np
 import pytest
 
+from reelwire.broker import journal as journal_module
+from reelwire.broker import store as store_module
 from reelwire.broker.actions import (
     AppendPart,
     CheckOutput,
@@ -26,7 +28,7 @@ from reelwire.broker.actions import (
     RemoveFile,
 )
 from reelwire.broker.config import BrokerConfig
-from reelwire.broker.events import FileDone, PartRead, PartStored, Stored, StoreFailed
+from reelwire.broker.events import FileDone, PartRead, PartStored, Stored, StoreFailed, StoreStalled
 from reelwire.broker.job_record import JobRecord, StoredFile
 from reelwire.broker.store import Store
 from reelwire.errors import ConfigError
@@ -206,6 +208,53 @@ def test_a_disk_that_fails_ends_the_acknowledgements(broker: Callable[..., Broke
     assert broker().saved.records == (record(1),)
 
 
+@pytest.mark.parametrize("why", ["full", "locked"])
+def test_a_disk_that_is_full_or_locked_is_waited_for(
+    broker: Callable[..., Broker], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, why: str
+) -> None:
+    """It is said once that nothing can be written, and once that it can be again; all is durable then, in order."""
+    monkeypatch.setattr(store_module, "RETRY_S", 0.01)
+    monkeypatch.setattr(journal_module, "BUSY_S", 0.01)
+    one = broker()
+    one.persist(record(1))
+    pages = one.store._journal._connection.execute("PRAGMA page_count").fetchone()[0]
+    other = sqlite3.connect(tmp_path / "state" / "journal.sqlite3", isolation_level=None)
+    if why == "full":
+        one.store._journal._connection.execute(f"PRAGMA max_page_count = {pages}")
+    else:
+        other.execute("BEGIN IMMEDIATE")
+    one.store.perform(Persist(2, record(2, parameters={"prompt": "x" * 100_000}), "job-2"))
+    stalled = one.next(StoreStalled)
+    assert why in stalled.reason
+    one.store.perform(Persist(3, record(3), "job-3"))
+    one.send(1)
+    assert one.events.empty()
+    if why == "full":
+        one.store._journal._connection.execute("PRAGMA max_page_count = 1000000")
+    else:
+        other.execute("ROLLBACK")
+    other.close()
+    assert one.next(StoreStalled).reason == ""
+    assert one.next(Stored).ticket == 2
+    assert one.next(Stored).ticket == 3
+    one.store.close(LIMIT_S)
+    assert [each.job for each in broker().saved.records] == ["job-1", "job-2", "job-3"]
+
+
+def test_a_broker_stops_while_its_disk_is_full(broker: Callable[..., Broker], monkeypatch: pytest.MonkeyPatch) -> None:
+    """What can't be written in time is left undone."""
+    monkeypatch.setattr(store_module, "RETRY_S", 60.0)
+    one = broker()
+    one.persist(record(1))
+    threads = one.store._threads
+    one.store._journal._connection.execute("PRAGMA max_page_count = 1")
+    one.store.perform(Persist(2, record(2, parameters={"prompt": "x" * 100_000}), "job-2"))
+    one.next(StoreStalled)
+    one.store.close(0.01)
+    assert not any(thread.is_alive() for thread in threads)
+    assert [each.job for each in broker().saved.records] == ["job-1"]
+
+
 def test_a_thread_for_files_that_breaks_is_said(broker: Callable[..., Broker], monkeypatch: pytest.MonkeyPatch) -> None:
     """A bug of ours isn't hidden behind a broker that answers nothing any more."""
     one = broker()
@@ -281,12 +330,15 @@ def test_what_was_handed_in_is_done_before_the_end(broker: Callable[..., Broker]
     assert len(broker().saved.records) == 500
 
 
-def test_a_broker_that_has_no_time_leaves_work_undone(broker: Callable[..., Broker], tmp_path: Path) -> None:
+def test_a_broker_that_has_no_time_leaves_work_undone(
+    broker: Callable[..., Broker], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A copy that takes too long is given up; nothing of it is left, and the folder can be had again."""
     source = tmp_path / "endless"
     with source.open("wb") as file:
         file.truncate(1 << 40)
     one = broker(media_roots=(str(tmp_path),))
+    monkeypatch.setattr(one.store._files, "_check_room", lambda _nbytes: None)
     one.store.perform(ImportFile(1, str(source), 1 << 44))
     one.store.perform(ReadPart(2, SHA, 0))
     one.next(PartRead)
