@@ -54,7 +54,8 @@ class WorkerConfig:
         group: name of the worker group that this process is a rank of; empty: none.
         rank: which of its ranks; 0 leads.
         world: how many ranks the group has.
-        group_host: address of this machine under which the other ranks find rank 0.
+        group_host: address of this machine under which the other ranks find rank 0; one that isn't a loopback address where
+            some are on other machines.
         jobs: kinds of jobs to do beside the stream: a registered name, or ``path/to/file.py:object``; empty: none.
         job_options: options of the jobs.
         step_timeout_s: how long the ranks of a group may take for one step of a job or one chunk, before it is given up.

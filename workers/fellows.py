@@ -7,6 +7,7 @@ here, and the silence at the broker has to say it.
 
 from __future__ import annotations
 
+import ipaddress
 import os
 import select
 import signal
@@ -51,6 +52,32 @@ def is_local(members: Iterable[Member]) -> bool:
     """Whether all ranks of a group are on this machine."""
     here = this_machine()
     return bool(here) and all(member.machine == here for member in members)
+
+
+def check_host(host: str, members: Iterable[Member], rank: int = 0) -> None:
+    """Check that the other ranks can reach this machine by the name or address that they are told.
+
+    Where nobody knows on which machines they are, nothing is refused.
+
+    Raises:
+        ConfigError: `host` leads every machine to itself, and a rank is on another one, or sees another network.
+    """
+    here = this_machine()
+    far = [
+        each.rank for each in members if each.rank != rank and each.machine and _network(each.machine) != _network(here)
+    ]
+    if not here or not far:
+        return
+    address = ipaddress.ip_address(address_of(host).partition("%")[0])
+    if address.is_loopback or address.is_unspecified:
+        who = f"rank {far[0]} is" if len(far) == 1 else f"ranks {', '.join(map(str, far))} are"
+        reason = f"{host!r} leads every machine to itself, and {who} on another one; accepted: an address by which it is reached"
+        raise ConfigError("group_host", reason)
+
+
+def _network(machine: str) -> list[str]:
+    """What of `this_machine` says from where its loopback interface is reached: the boot and the network."""
+    return machine.split(":")[::2]
 
 
 def address_of(host: str) -> str:

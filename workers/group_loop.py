@@ -2,7 +2,8 @@
 
 Everything here is called under the loop's lock, by the loop's thread or by the group's own. What takes long is done on
 threads of its own and comes back as an event: files are looked for, written and sent by one, results are encoded by
-another. What the group thread reports it takes to the core itself, as a stage's thread does with a result, so that between
+another. Only a body's tensors are copied out of shared memory at once: a chunk waits for them, and they are no more than a
+message's. What the group thread reports it takes to the core itself, as a stage's thread does with a result, so that between
 the last rank's answer and the next decision no other thread of this process has to wake.
 """
 
@@ -37,7 +38,7 @@ from reelwire.segments import MemoryLostError
 from .collectives import Meeting
 from .config import WorkerConfig
 from .core import WorkerCore
-from .fellows import Fellows, is_local, started_at, this_machine
+from .fellows import Fellows, check_host, is_local, started_at, this_machine
 from .files import Files, cannot_keep
 from .group import GroupThread
 from .group_events import (
@@ -249,6 +250,7 @@ class Together:
 
     def _open(self, action: OpenLink) -> None:
         self._part()
+        check_host(self._config.group_host, action.members)
         self._thread.is_local = is_local(action.members)
         host = "127.0.0.1" if self._thread.is_local else self._config.group_host
         link = LeaderLink(self._context, host, action.secret, action.epoch, self._config.world)

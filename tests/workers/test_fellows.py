@@ -14,7 +14,7 @@ import pytest
 
 from reelwire.errors import ConfigError
 from reelwire.messages import Member
-from reelwire.workers.fellows import Fellows, address_of, interface_to, is_local, started_at, this_machine
+from reelwire.workers.fellows import Fellows, address_of, check_host, interface_to, is_local, started_at, this_machine
 
 LIMIT_S = 30.0
 pytestmark = pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="no pidfd here: nothing is watched")
@@ -153,6 +153,22 @@ def test_an_address_is_numeric() -> None:
     assert address_of("::1") == "::1"
     with pytest.raises(ConfigError, match="group_host"):
         address_of("no.such.host.invalid")
+
+
+def test_groups_06_other_machines_are_not_told_of_a_loopback_address() -> None:
+    """They would wait for themselves; another name for processes on the same network is none, nor is one that nobody knows."""
+    boot, processes, network = this_machine().split(":")
+    for far in (f"{boot}:{processes}:1", f"other:{processes}:{network}"):
+        others = [Member(0, this_machine(), 1), Member(1, this_machine(), 2), Member(2, far, 3), Member(3, far, 3)]
+        for host in ("127.0.0.1", "localhost", "::1", "0.0.0.0", "::"):
+            with pytest.raises(ConfigError, match=r"group_host.*rank 2 is on another"):
+                check_host(host, others[:3])
+        with pytest.raises(ConfigError, match="ranks 2, 3 are on another"):
+            check_host("127.0.0.1", others)
+        check_host("192.0.2.1", others)
+        check_host("127.0.0.1", others[2:3], rank=2)
+    for near in (this_machine(), f"{boot}:1:{network}", ""):
+        check_host("127.0.0.1", [Member(0, this_machine(), 1), Member(1, near, 2)])
 
 
 def test_the_interface_towards_a_host_is_known() -> None:

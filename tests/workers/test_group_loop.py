@@ -322,6 +322,19 @@ def test_groups_11_a_cancelled_job_ends_and_all_ranks_leave_when_one_is_asked_to
     assert not list((tmp_path / "scratch").iterdir())
 
 
+def test_groups_06_a_leader_that_others_can_not_reach_says_so(broker: Broker, start: Callable[..., Process]) -> None:
+    """When it learns that one is on another machine; nobody waits until the time for the forming is over."""
+    leader = start("r0", group="g", rank=0, world=2)
+    broker.expect("r0", WorkerHello)
+    broker.say("r0", Welcome("r0", reelwire.__version__, 1.0, 30, {}))
+    place = broker.hellos["r0"].group
+    assert place is not None
+    members = (Member(0, place.machine, place.pid, place.started), Member(1, "far", place.pid, place.started))
+    broker.say("r0", LeadGroup(1, SECRET, members))
+    assert leader.end() == 1  # of a bare call; the command has a code for settings that are refused
+    assert "group_host: '127.0.0.1' leads every machine to itself, and rank 1 is on another one" in leader.said()
+
+
 def test_groups_12_a_worker_without_a_group_does_jobs_and_goes_on_from_a_checkpoint(
     broker: Broker, start: Callable[..., Process], tmp_path: Path
 ) -> None:
