@@ -63,6 +63,7 @@ class JobEmulation:
         slow_rank: a rank that takes twice the time; -1: none.
         state_bytes: size of the latent, and so of a checkpoint and of what a job holds in memory.
         exchange_bytes: bytes that a rank sends to each other one at every step; 0: ranks compare trails alone.
+        times: 1: the facts of a job also say what its steps and the yields between them took, which is never the same.
     """
 
     step_s: float = 0.05
@@ -70,6 +71,7 @@ class JobEmulation:
     slow_rank: int = -1
     state_bytes: int = 1 << 16
     exchange_bytes: int = 1 << 10
+    times: int = 0
 
 
 class EmulatedJobs:
@@ -181,8 +183,8 @@ class _Model:
             self._meet(step, trail)
         mark = zlib.crc32(latent.data, trail)
         clip = draw(Shown(steps, (), trail), given["frames"], given["height"], given["width"])
-        facts = {"trail": trail, "steps": steps, "latent": mark, **_times(time.perf_counter() - began, yields)}
-        return JobOutput(clip, given["fps"], facts)
+        times = _times(time.perf_counter() - began, yields) if self._options.times else {}
+        return JobOutput(clip, given["fps"], {"trail": trail, "steps": steps, "latent": mark, **times})
 
     @property
     def _size(self) -> int:
@@ -259,6 +261,7 @@ _BOUNDS: Mapping[str, tuple[float, float]] = {
     "slow_rank": (-1, 1023),
     "state_bytes": (0, _BYTES_MAX),
     "exchange_bytes": (0, _BYTES_MAX),
+    "times": (0, 1),
 }
 
 

@@ -212,4 +212,6 @@ def test_debug_shows_where_an_error_was_raised(reelwire: Reelwire) -> None:
 
 def test_help_shows_what_stands_in_brackets(here: Reelwire) -> None:
     """Names of TOML tables are no markup."""
-    assert "[broker] and any number of [[workers]]" in " ".join(here("up", "--help").out.split())
+    said = " ".join(here("up", "--help").out.split())
+    assert "[broker], any number of [[workers]]" in said
+    assert "[[groups]]" in said

@@ -93,7 +93,7 @@ def run(plan: Plan) -> Report:
         "pipeline": "emulated",
         "options": stream,
         "jobs": "emulated",
-        "job_options": {"step_s": str(plan.step_s)},
+        "job_options": {"step_s": str(plan.step_s), "times": "1"},
         "group": GROUP,
         "world": plan.world,
     }
