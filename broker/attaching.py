@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from reelwire import messages as m
 from reelwire import versions
@@ -22,8 +22,11 @@ from .groups import Groups
 from .leases import offer_objection
 from .peers import Kind, Peer, Peers, Told
 from .placement import NAME_CHARACTERS_MAX, AdmitSpec, Placement
+from .session import Session
 from .timers import Timers
 
+UNREACHABLE = "unreachable"
+"""Why nothing can be sent along a connection that broke."""
 GRANT_BYTES = 128
 """What one grant takes of a header, and more."""
 
@@ -74,8 +77,9 @@ class Attaching(ABC):
         if objection is not None or limits is None:
             self._reject(route, *(objection or ("malformed", "limits: accepted: numbers of 1 and more")))
             return
+        is_back = isinstance(hello, m.WorkerHello) and self._groups.is_back(hello)
         for old in replaced.values():
-            self._drop(old, "said hello again")
+            self._drop(old, "said hello again", returns=is_back)
         self._settle()
         if replaced and isinstance(hello, m.WorkerHello):
             objection = self._placement.objection(hello) or self._groups.objection(hello, ())
@@ -93,6 +97,8 @@ class Attaching(ABC):
             peer.device, peer.packages, peer.forwards = hello.device, dict(hello.packages), hello.forwards
             before = self._offered()
             self._groups.add(peer, hello, event.entropy)
+            if is_back and peer.group is not None and 0 in peer.group.ranks:
+                self._share(peer.group.leader.sessions.values())  # it has yet to say whose shared memory it can open
             self._placement.add(peer, hello)
             self._tell_offered(before)
             if hello.memory is not None:
@@ -110,7 +116,7 @@ class Attaching(ABC):
             return None
         owners = [owner for owner, worker in self._peers.owners.items() if worker.attachment not in replaced]
         return (
-            self._placement.objection(hello, self._groups.going_with(replaced))
+            self._placement.objection(hello, self._groups.going_with(hello, replaced))
             or self._groups.objection(hello, replaced)
             or offer_objection(hello.memory, owners)
         )
@@ -118,7 +124,9 @@ class Attaching(ABC):
     def _welcome(self, peer: Peer) -> None:
         limits, (specs, jobs) = self._config.limits(), self._offered() if peer.kind == "client" else ((), ())
         beat_s, missed = self._config.heartbeat_s, self._config.missed
-        self._desk.send(peer, m.Welcome(peer.name, self._version, beat_s, missed, limits, specs, jobs, self._incarnation))
+        self._desk.send(
+            peer, m.Welcome(peer.name, self._version, beat_s, missed, limits, specs, jobs, self._incarnation)
+        )
 
     def _offered(self) -> tuple[tuple[StreamSpec, ...], tuple[JobSpec, ...]]:
         """What clients can ask for now."""
@@ -155,8 +163,12 @@ class Attaching(ABC):
         # Of a group's rank those of its leader: what a stage of the group reads, every rank reads.
         own = peer.sessions if peer.group is None or 0 not in peer.group.ranks else peer.group.leader.sessions
         fewer, more = sorted((own, worker.sessions), key=len)
-        for name, session in fewer.items():
-            if name in more and session.seats is not None:
+        self._share(session for name, session in fewer.items() if name in more)
+
+    def _share(self, sessions: Iterable[Session]) -> None:
+        """Find out anew what may be in shared memory for sessions."""
+        for session in sessions:
+            if session.seats is not None:
                 session.seats.share(session.owner)
 
     def _reject(self, route: bytes, code: str, reason: str) -> None:
@@ -193,11 +205,15 @@ class Attaching(ABC):
         """Drop those that nothing can be sent to: whatever they had to say is heard."""
         while self._mute:
             peer = next(iter(self._mute))
-            self._drop(peer, peer.mute)
+            # A connection that broke is no sign of death; who was asked to stop doesn't come back.
+            self._drop(peer, peer.mute, returns=peer.mute == UNREACHABLE and not peer.draining)
             self._settle()
 
-    def _drop(self, peer: Peer, reason: str, *, left: bool = False, forget: bool = True) -> None:
-        """Detach a peer. A worker's sessions fail; a client's are cancelled if it left, else they get a grace."""
+    def _drop(self, peer: Peer, reason: str, *, left: bool = False, forget: bool = True, returns: bool = False) -> None:
+        """Detach a peer. A worker's sessions fail; a client's are cancelled if it left, else they get a grace.
+
+        A rank of a group that `returns` is waited for by the others, if it doesn't come back at once.
+        """
         desk, reason = self._desk, shortened(reason)
         desk.log("info" if left else "warning", "detached", peer=peer.name, kind=peer.kind, reason=reason)
         desk.counters[f"{peer.kind}s_{'left' if left else 'lost'}"] += 1
@@ -211,7 +227,7 @@ class Attaching(ABC):
             for actor in peer.actors.values():
                 desk.silences.drop(actor)
             before = self._offered()
-            self._groups.lose(peer, reason, left=left)
+            self._groups.lose(peer, reason, left=left, returns=returns)
             self._placement.remove(peer)
             self._tell_offered(before)
         else:

@@ -16,6 +16,7 @@ from . import report
 from . import transitions as t
 from .actions import Action, Stop
 from .actors import Actor
+from .attaching import UNREACHABLE
 from .config import BrokerConfig
 from .desk import TimerKey
 from .events import (
@@ -101,7 +102,7 @@ class BrokerCore(Hearing):
             case Malformed():
                 self._malformed(event)
             case Unreachable():
-                self._unsendable(event.route, "unreachable")
+                self._unsendable(event.route, UNREACHABLE)
             case OutboxFull():
                 self._unsendable(event.route, "outbox_full")
             case TurnEnded():
@@ -146,6 +147,7 @@ class BrokerCore(Hearing):
             assert not left, "work was left undone"
         self._check_attached()
         assert not desk.formed, "a group was left alone"
+        assert not desk.parted, "a group without its leader was left alone"
         assert not desk.over, "a group that is over was left alone"
         assert not desk.is_job_due, "jobs were left alone"
         self._groups.check()
@@ -268,7 +270,16 @@ class BrokerCore(Hearing):
     def _put_right(self) -> None:
         """Do what can't wait until tasks are sent: lost workers, ended sessions, places that became free."""
         desk = self._desk
-        while desk.lost or desk.ended or desk.unfit or desk.returned or desk.freed or desk.over or desk.formed:
+        while (
+            desk.lost
+            or desk.ended
+            or desk.unfit
+            or desk.returned
+            or desk.freed
+            or desk.over
+            or desk.formed
+            or desk.parted
+        ):
             self._put_one_right()
         if desk.is_job_due:
             desk.is_job_due = False
@@ -291,6 +302,8 @@ class BrokerCore(Hearing):
         elif desk.unfit:
             name, failure = desk.unfit.popitem()
             self.sessions[name].handle(t.Unfit(failure))
+        elif desk.parted:
+            self._jobs.leader_away(*desk.parted.popitem())
         elif desk.over:  # what it had is asked for again before anybody else is asked
             self._jobs.group_over(*desk.over.popitem())
         elif desk.formed:

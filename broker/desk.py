@@ -59,6 +59,7 @@ class Desk:
         freed: somebody who waits for a place may find one.
         memory: what is read of the workers' shared memory.
         formed: groups that were formed in this event.
+        parted: groups whose leader isn't attached any more in this event, and may come back, and who that was.
         over: groups that ended in this event, and why.
         is_job_due: a job may find a group.
     """
@@ -86,6 +87,7 @@ class Desk:
         self.freed = False
         self.memory = Memory(config.frame_bytes_max)
         self.formed: dict[Group, None] = {}
+        self.parted: dict[Group, Peer] = {}
         self.over: dict[Group, str] = {}
         self.is_job_due = False
         self._actions: list[Action] = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass, field, fields, replace
 from typing import Literal, TypeVar
 
@@ -12,7 +13,10 @@ from reelwire.wire import Limits, Packed, pack
 from .desk import Desk
 from .peers import Peer
 
-GroupState = Literal["gathering", "opening", "forming", "formed", "over"]
+GroupState = Literal["gathering", "opening", "forming", "formed", "waiting", "over"]
+SENT_MAX = 64
+SENT_BYTES_MAX = 32 << 20
+"""Newest bodies of a group that are kept for a rank whose connection lost them."""
 Body = InitializeStage | RunTask | RunJob
 B = TypeVar("B", InitializeStage, RunTask, RunJob)
 
@@ -27,11 +31,12 @@ class Group:
         state: see the module.
         epoch: its newest forming, over all groups no number comes twice; while it gathers, what its ranks say.
         ranks: those that are attached; of a group that is over, those that were.
+        awaited: while it waits for ranks that were attached: when each is taken for dead, in seconds.
         jobs: kinds of jobs that it does.
         job: the id of the job that it has; empty: none.
         sequence: number of the newest body that all ranks were sent.
         held: jobs that its leader had when it came.
-        hellos: what each rank said.
+        hellos: what each rank said, also those that are waited for.
         places: where each says that it belongs.
         secret: what its ranks say to each other first; empty once they have met.
     """
@@ -48,7 +53,11 @@ class Group:
     hellos: dict[int, WorkerHello] = field(default_factory=dict)
     places: dict[int, Membership] = field(default_factory=dict)
     secret: bytes = b""
+    awaited: dict[int, float] = field(default_factory=dict)
     _smallest: Limits | None = None
+    _sent: deque[tuple[Body, Packed]] = field(default_factory=deque)
+    _sent_bytes: int = 0
+    _forgotten: int = 0
 
     @property
     def leader(self) -> Peer:
@@ -99,11 +108,41 @@ class Group:
         packed = packed or pack(body)
         for peer in self.ranks.values():
             desk.send(peer, body, packed)
+        if self.world > 1:
+            self._keep(body, packed)
+
+    def send_again(self, desk: Desk, peer: Peer, after: int) -> bool:
+        """Tell a rank that is back the bodies after the number `after`, which its old connection lost; False: they are gone."""
+        if after < self._forgotten:
+            return False
+        for body, packed in self._sent:
+            if body.sequence > after:
+                desk.send(peer, body, packed)
+        return True
+
+    def forget_sent(self) -> None:
+        """Nobody wants what was sent by now: its leader has given up all that it hadn't begun."""
+        self._sent.clear()
+        self._sent_bytes = self._forgotten = 0
+
+    def is_member(self, place: Membership) -> bool:
+        """Whether a place is that of the very process that was a rank when it formed."""
+        was = self.places.get(place.rank)
+        if self.state not in ("formed", "waiting") or was is None or place.epoch != self.epoch:
+            return False
+        return replace(was, epoch=0, sequence=0) == replace(place, epoch=0, sequence=0)
+
+    def part(self, rank: int, until: float) -> None:
+        """A rank isn't attached any more; until `until`, in seconds, it is waited for."""
+        del self.ranks[rank]
+        self.awaited[rank] = until
+        self.state = "waiting"
 
     def take(self, peer: Peer, place: Membership, hello: WorkerHello) -> None:
         """A rank belongs to it from now on."""
         rank = peer.rank
         self.ranks[rank], self.places[rank], self.hellos[rank] = peer, place, hello
+        self.awaited.pop(rank, None)
         self._smallest = None
         if rank == 0:
             self.jobs, self.held = hello.jobs, hello.held
@@ -114,3 +153,15 @@ class Group:
         self._smallest = None
         if rank == 0:
             self.jobs, self.held = (), ()
+
+    def _keep(self, body: Body, packed: Packed) -> None:
+        self._sent.append((body, packed))
+        self._sent_bytes += _nbytes(packed)
+        while len(self._sent) > SENT_MAX or self._sent_bytes > SENT_BYTES_MAX:
+            oldest, packed = self._sent.popleft()
+            self._sent_bytes -= _nbytes(packed)
+            self._forgotten = oldest.sequence
+
+
+def _nbytes(packed: Packed) -> int:
+    return len(packed.body) + sum(memoryview(buffer).nbytes for buffer in packed.buffers)

@@ -3,8 +3,12 @@
 A worker that leads nobody but does jobs is a group of one. The state of a group::
 
     gathering --all ranks attached--> opening --GroupOpened--> forming --GroupFormed--> formed
-        |  (all of them already in one epoch: formed)                                      |
+        |  (all of them already in one epoch: formed)                                      |     (and waiting)
         `------------- a rank lost, RanksLost, or too slow: over (in every state) <--------'
+
+A rank of a formed group may lose its connection and live: it says hello again, as the same process in the same epoch, and
+takes its place back. Meanwhile the group is *waiting*: it goes on with what it has and is given no job and no session. Who
+was silent, left, or is said to be lost isn't waited for, and nobody for longer than the silence that a peer is dropped for.
 
 While a group gathers, all of its ranks say the same epoch: 0 when they are new, else the one that an earlier broker gave
 them. Whoever says another one is told that its epoch is over, and leaves. A group that gathers outlives the loss of a rank,
@@ -17,7 +21,6 @@ from __future__ import annotations
 import hashlib
 from collections import OrderedDict
 from collections.abc import Collection, Container, Iterable, Mapping
-from types import MappingProxyType
 from typing import Literal
 
 from reelwire.job_spec import JobSpec
@@ -83,29 +86,47 @@ class Groups:
         objection = place_objection(hello, place)
         if objection is not None:
             return objection
-        left = {name: ranks for name, group in self.by_name.items() if (ranks := _left(group, replaced))}
+        left = {name: ranks for name in self.by_name if (ranks := self._left(name, place, replaced)) is not None}
         group = self.by_name[place.group] if place.group in left else None
         fate = self._fate(group, place)
         if fate == "leaves":
             return None
-        if group is not None and fate == "joins":
-            others = {rank: group.hellos[rank] for rank in left[group.name]}
-            objection = member_objection(hello, place, group.world, others)
+        if group is not None and fate in ("joins", "returns"):
+            said = {rank: group.hellos[rank] for rank in left[group.name]}
+            objection = member_objection(hello, place, group.world, said)
             if objection is not None:
                 return objection
-        kinds = {
-            spec.name: spec
-            for name, ranks in left.items()
-            if name != place.group and 0 in ranks
-            for spec in self.by_name[name].jobs
-        }
-        return kinds_objection(hello.jobs, kinds)
+        others = [(self.by_name[name], ranks) for name, ranks in left.items() if name != place.group]
+        leads = [group for group, ranks in others if 0 in ranks or 0 in group.awaited]
+        return kinds_objection(hello.jobs, {spec.name: spec for group in leads for spec in group.jobs})
 
-    def going_with(self, replaced: Collection[int]) -> frozenset[int]:
-        """The numbers of all who go when peers with these numbers do: with a rank, the others of a group that has begun."""
-        begun = [group for group in self.by_name.values() if group.state != "gathering"] if replaced else []
-        numbers = [{peer.attachment for peer in group.ranks.values()} for group in begun]
-        return frozenset(replaced).union(*(ranks for ranks in numbers if not ranks.isdisjoint(replaced)))
+    def going_with(self, hello: WorkerHello, replaced: Collection[int]) -> frozenset[int]:
+        """The numbers of all who go when a worker is taken in the place of peers with these numbers.
+
+        With a rank the others of a group that has begun, unless it is that rank itself which comes back.
+        """
+        place = membership_of(hello)
+        gone = [group for name, group in self.by_name.items() if self._left(name, place, replaced) is None]
+        return frozenset(replaced).union(*({peer.attachment for peer in group.ranks.values()} for group in gone))
+
+    def is_back(self, hello: WorkerHello) -> bool:
+        """Whether a worker is the very process that is, or was a moment ago, a rank of a formed group."""
+        place = membership_of(hello)
+        group = None if place is None else self.by_name.get(place.group)
+        return place is not None and group is not None and group.is_member(place)
+
+    def _left(self, name: str, place: Membership | None, replaced: Container[int]) -> Mapping[int, Peer] | None:
+        """The ranks that stay in a group when a worker is taken in the place of others; None when that ends the group."""
+        group = self.by_name[name]
+        left = {rank: peer for rank, peer in group.ranks.items() if peer.attachment not in replaced}
+        own = place if place is not None and place.group == name else None
+        if own is not None and group.is_member(own):
+            return left
+        if group.state == "gathering":
+            return left or None
+        if own is not None and not own.epoch and own.rank in group.awaited:
+            return None
+        return left if len(left) == len(group.ranks) else None
 
     def add(self, peer: Peer, hello: WorkerHello, entropy: bytes) -> None:
         """Take a worker into the group that it belongs to, if it does; `objection` had none.
@@ -125,6 +146,12 @@ class Groups:
             others = tuple(rank for rank in range(place.world) if rank != place.rank)
             self._dismiss(peer, EndGroup(place.epoch, others, "the group has no such epoch any more"))
             return
+        if group is not None and fate == "returns":
+            self._take_back(group, peer, place, hello)
+            return
+        if group is not None and group.state == "waiting":  # whom it waits for is another process now
+            self._end(group, (place.rank,), f"rank {place.rank} ({peer.name}) has begun anew")
+            group = None
         if group is None:
             group = self.by_name[place.group] = Group(place.group, place.world)
         elif fate == "renews":
@@ -138,13 +165,15 @@ class Groups:
         self._desk.log("info", "rank_attached", group=group.name, rank=place.rank, peer=peer.name, epoch=place.epoch)
         self._go_on(group, entropy)
 
-    def _fate(self, group: Group | None, place: Membership) -> Literal["joins", "renews", "leaves"]:
-        """What becomes of a newcomer: it joins the group, or others leave for it, or it leaves itself.
+    def _fate(self, group: Group | None, place: Membership) -> Literal["joins", "returns", "renews", "leaves"]:
+        """What becomes of a newcomer: it joins the group, or takes its place back, or others leave for it, or it leaves.
 
         0 is the newest epoch: where one rank has begun anew, no epoch of the others can go on. So whoever leaves comes back
         with 0.
         """
         epoch = place.epoch
+        if group is not None and group.is_member(place):
+            return "returns"
         if epoch and self._is_void(place):
             return "leaves"
         if group is None:
@@ -154,6 +183,24 @@ class Groups:
         if epoch == group.epoch:
             return "joins"
         return "leaves" if group.epoch == 0 or 0 < epoch < group.epoch else "renews"
+
+    def _take_back(self, group: Group, peer: Peer, place: Membership, hello: WorkerHello) -> None:
+        """A rank is here again: it hears what it has missed, and when all are here the group goes on as it was."""
+        peer.group = group
+        if any(other.draining for other in group.ranks.values()):
+            peer.draining = True
+        group.take(peer, place, hello)
+        self._desk.log("info", "rank_back", group=group.name, rank=place.rank, peer=peer.name, epoch=group.epoch)
+        if place.rank == 0:
+            group.sequence = max(group.sequence, place.sequence)
+            group.forget_sent()
+        elif not group.send_again(self._desk, peer, place.sequence):
+            self._end(group, (), f"rank {place.rank} ({peer.name}) has lost more than can be said again")
+            return
+        if group.awaited:
+            self._deadlines.set(group.name, min(group.awaited.values()))
+        else:
+            self._formed(group)
 
     def _is_void(self, place: Membership) -> bool:
         """Whether an epoch is nobody's, another group's, or has ended.
@@ -226,23 +273,22 @@ class Groups:
                 self._desk.send(peer, join, packed)
 
     def _formed(self, group: Group) -> None:
+        desk, is_back = self._desk, group.state == "waiting"
         group.state, group.secret = "formed", b""
         self._deadlines.drop(group.name)
-        desk = self._desk
         desk.formed[group] = None
         desk.is_job_due = desk.freed = True
-        desk.counters["groups_formed"] += 1
-        desk.log(
-            "info", "group_formed", group=group.name, epoch=group.epoch, ranks=group.world, sequence=group.sequence
-        )
+        desk.counters["groups_whole_again" if is_back else "groups_formed"] += 1
+        event = "group_whole_again" if is_back else "group_formed"
+        desk.log("info", event, group=group.name, epoch=group.epoch, ranks=group.world, sequence=group.sequence)
 
     def _wait(self, group: Group) -> None:
         self._deadlines.set(group.name, self._desk.now + self._desk.config.group_timeout_s)
 
     # --- how it ends --------------------------------------------------------------------------------------------------
 
-    def lose(self, peer: Peer, reason: str, *, left: bool = False) -> None:
-        """A rank was dropped, for whatever reason; `left`: it said goodbye."""
+    def lose(self, peer: Peer, reason: str, *, left: bool = False, returns: bool = False) -> None:
+        """A rank was dropped, for whatever reason; `left`: it said goodbye; `returns`: its connection broke, or is new."""
         group = peer.group
         if group is None or group.state == "over" or group.ranks.get(peer.rank) is not peer:
             return
@@ -251,8 +297,22 @@ class Groups:
             if not group.ranks:
                 self._forget(group)
             return
+        if returns and group.state in ("formed", "waiting"):
+            self._part(group, peer, reason)
+            return
         is_orderly = left and peer.draining and not group.job
         self._end(group, (peer.rank,), f"rank {peer.rank} ({peer.name}) is gone: {reason}", is_orderly=is_orderly)
+
+    def _part(self, group: Group, peer: Peer, reason: str) -> None:
+        """Wait for a rank: no longer than it may be silent, as it may have died, but for two signs of life at least."""
+        desk, config = self._desk, self._desk.config
+        silence_s, grace_s = config.missed * config.heartbeat_s, (config.missed - 1) * config.heartbeat_s
+        group.part(peer.rank, max(peer.heard_at + silence_s, desk.now + min(grace_s, config.rejoin_s)))
+        self._deadlines.set(group.name, min(group.awaited.values()))
+        desk.formed.pop(group, None)
+        if not peer.rank:
+            desk.parted[group] = peer
+        desk.log("warning", "rank_away", group=group.name, rank=peer.rank, peer=peer.name, reason=reason)
 
     def _ranks_lost(self, group: Group, message: RanksLost) -> None:
         lost = tuple(sorted({rank for rank in message.ranks if 0 <= rank < group.world}))
@@ -267,6 +327,7 @@ class Groups:
         desk, reason = self._desk, shortened(reason)
         desk.formed.pop(group, None)
         desk.over[group] = reason
+        group.awaited.clear()
         desk.counters["groups_left" if is_orderly else "groups_lost"] += 1
         level: Literal["info", "warning"] = "info" if is_orderly else "warning"
         desk.log(level, "group_over", group=group.name, epoch=group.epoch, lost=list(lost), reason=reason)
@@ -311,10 +372,13 @@ class Groups:
         """Give up what takes too long."""
         while (name := self._deadlines.pop_due(now)) is not None:
             group, config = self.by_name[name], self._desk.config
-            busy_until = max(peer.busy_until for peer in group.ranks.values())
+            busy_until = max((peer.busy_until for peer in group.ranks.values()), default=0.0)
             if group.state == "gathering":
                 self._disband(group, f"not all ranks came back within {config.rejoin_s:g} s")
                 self._forget(group)
+            elif group.state == "waiting":
+                lost = tuple(sorted(rank for rank, until in group.awaited.items() if until <= now))
+                self._end(group, lost, f"ranks {', '.join(map(str, lost))} are gone: their connections broke")
             elif busy_until > now:  # it loads its weights: the time that it may take begins after that
                 self._deadlines.set(name, busy_until + config.group_timeout_s)
             else:
@@ -369,8 +433,11 @@ class Groups:
         for name, group in self.by_name.items():
             assert group.name == name, "a group under another name"
             assert group.state != "over", f"{name}: over, and listed"
-            assert group.ranks, f"{name}: a group of nobody"
-            assert set(group.ranks) == set(group.places) == set(group.hellos), f"{name}: ranks without a word"
+            assert group.ranks or group.awaited, f"{name}: a group of nobody"
+            assert {*group.ranks, *group.awaited} == set(group.places), f"{name}: ranks without a place"
+            assert set(group.places) == set(group.hellos), f"{name}: ranks without a word"
+            assert not set(group.ranks) & set(group.awaited), f"{name}: somebody who is here is waited for"
+            assert (group.state == "waiting") == bool(group.awaited), f"{name}: {group.state}, and waits or not"
             assert set(group.ranks) <= set(range(group.world)), f"{name}: a rank beyond its world"
             for rank, peer in group.ranks.items():
                 assert (peer.group, peer.rank) == (group, rank), f"{name}: rank {rank} belongs elsewhere"
@@ -379,17 +446,11 @@ class Groups:
                 for actor in peer.actors.values():
                     assert actor.group is (group if actor.offer.grouped else None), f"{name}: another group's actor"
             assert (group.state == "gathering") <= (not group.job and not group.sequence), f"{name}: works already"
-            assert (group.state == "gathering") or not group.missing, f"{name}: begun without all ranks"
+            assert group.state in ("gathering", "waiting") or not group.missing, f"{name}: begun without all ranks"
             if group.state == "gathering":
                 assert {place.epoch for place in group.places.values()} == {group.epoch}, f"{name}: mixed epochs"
 
 
-def _left(group: Group, replaced: Container[int]) -> Mapping[int, Peer]:
-    """The ranks that are left of a group when peers with these numbers are gone."""
-    left = {rank: peer for rank, peer in group.ranks.items() if peer.attachment not in replaced}
-    return left if group.state == "gathering" or len(left) == len(group.ranks) else MappingProxyType({})
-
-
 def _is_awaited(group: Group) -> bool:
     """Whether there is a time by which it must have gone on."""
-    return group.state in ("opening", "forming") or (group.state == "gathering" and group.epoch > 0)
+    return group.state in ("opening", "forming", "waiting") or (group.state == "gathering" and group.epoch > 0)

@@ -261,7 +261,16 @@ class Job(JobBase):
         else:
             self._wait_again()
 
-    def on_group_left(self, _event: t.GroupLost) -> None:
+    def on_leader_away(self, _event: t.LeaderAway) -> None:
+        """Wait for what the leader says when it is back: it may have lost what it was told, or know more than it could say."""
+        self._drop_arriving()
+        self._leave()
+        if self._cancellers:
+            self._end("cancelled")
+        else:
+            self.state = "rejoining"
+
+    def on_group_left(self, _event: t.GroupLost | t.LeaderAway) -> None:
         """The group isn't needed any more."""
         self._leave()
 

@@ -96,7 +96,7 @@ class Adopted:
 
 @dataclass(frozen=True, slots=True)
 class RejoinExpired:
-    """The group that had the job under an earlier broker hasn't come back."""
+    """The group that had the job hasn't come back with it, under an earlier broker or a moment ago."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +104,11 @@ class GroupLost:
     """The group that had the job is over."""
 
     reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class LeaderAway:
+    """The leader of the group that had the job isn't attached, and may come back with it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,6 +170,7 @@ Inner = (
     | Adopted
     | RejoinExpired
     | GroupLost
+    | LeaderAway
     | FileTaken
     | TakeDue
     | Exported
@@ -205,6 +211,7 @@ _QUEUED: dict[type, Step] = {
 _REJOINING: dict[type, Step] = {
     Adopted: Step("on_adopted", ("running",)),
     RejoinExpired: Step("on_rejoin_expired", ("queued",)),
+    GroupLost: Step("on_group_lost", ("queued", "ending")),
     CancelAsked: Step("on_cancel_waiting", ("ending",)),
     DeleteAsked: Step("on_delete_early"),
 }
@@ -214,6 +221,7 @@ _AT_WORK: dict[type, Step] = {
     JobEnded: Step("on_ended", ("ending",)),
     FileTaken: Step("on_checkpoint_taken"),
     GroupLost: Step("on_group_lost", ("queued", "ending")),
+    LeaderAway: Step("on_leader_away", ("rejoining",)),
     CancelAsked: Step("on_cancel_running", ("stopping",)),
     DeleteAsked: Step("on_delete_early"),
 }
@@ -222,6 +230,7 @@ _STOPPING: dict[type, Step] = {
     JobFile: Step("on_file", ("taking", "exporting", "ending")),
     JobEnded: Step("on_ended", ("ending",)),
     GroupLost: Step("on_group_lost", ("ending",)),
+    LeaderAway: Step("on_leader_away", ("ending",)),
     CancelAsked: Step("on_cancel_noted"),
     DeleteAsked: Step("on_delete_early"),
 }
@@ -229,6 +238,7 @@ _TAKING: dict[type, Step] = {
     JobFile: Step("on_file_again"),
     FileTaken: Step("on_result_taken", ("unstored", "exporting", "ending")),
     GroupLost: Step("on_group_lost", ("queued", "ending")),
+    LeaderAway: Step("on_leader_away", ("rejoining", "ending")),
     CancelAsked: Step("on_cancel_noted"),
     DeleteAsked: Step("on_delete_early"),
 }
@@ -236,6 +246,7 @@ _UNSTORED: dict[type, Step] = {
     JobFile: Step("on_file", ("taking", "exporting", "ending")),
     TakeDue: Step("on_take_due", ("taking", "exporting", "ending")),
     GroupLost: Step("on_group_lost", ("queued", "ending")),
+    LeaderAway: Step("on_leader_away", ("rejoining",)),
     CancelAsked: Step("on_cancel_waiting", ("ending",)),
     DeleteAsked: Step("on_delete_early"),
 }
@@ -243,6 +254,7 @@ _EXPORTING: dict[type, Step] = {
     JobFile: Step("on_file_again"),
     Exported: Step("on_exported", ("ending",)),
     GroupLost: Step("on_group_left"),
+    LeaderAway: Step("on_group_left"),
     CancelAsked: Step("on_cancel_noted"),
     DeleteAsked: Step("on_delete_early"),
 }
@@ -250,6 +262,7 @@ _ENDING: dict[type, Step] = {
     JobFile: Step("on_file_again"),
     Committed: Step("on_end_durable", ENDED),
     GroupLost: Step("on_group_left"),
+    LeaderAway: Step("on_group_left"),
     CancelAsked: Step("on_cancel_noted"),
     DeleteAsked: Step("on_delete_early"),
 }

@@ -36,7 +36,18 @@ from .job_news import info_of, positions_of
 from .job_outgoing import Sending
 from .job_quota import Quota
 from .job_record import Saved, StoredFile
-from .job_states import Adopted, Begun, CancelAsked, DeleteAsked, Fetched, GroupLost, RejoinExpired, State, TakeDue
+from .job_states import (
+    Adopted,
+    Begun,
+    CancelAsked,
+    DeleteAsked,
+    Fetched,
+    GroupLost,
+    LeaderAway,
+    RejoinExpired,
+    State,
+    TakeDue,
+)
 from .job_uploads import Uploads
 from .peers import Peer
 
@@ -70,6 +81,7 @@ class Jobs:
         self._uploads = Uploads(at, self._quota)
         self._admission = Admission(at, self._quota, self._uploads)
         self._let_go: dict[Group, tuple[str, int]] = {}
+        self._awaited: dict[Group, list[JobBase]] = {}
         self._rejoin_by: float | None = None
         self._has_begun = not saved.records
         for record in sorted(saved.records, key=lambda record: record.number):
@@ -107,13 +119,31 @@ class Jobs:
     def group_over(self, group: Group, reason: str) -> None:
         """A group is no more: what it had is done by another one."""
         self._let_go.pop(group, None)
-        for job in list(self._at.at_group.get(group, {}).values()):
+        for job in [*self._at.at_group.get(group, {}).values(), *self._still_awaited(group)]:
             job.handle(GroupLost(reason))
         for peer in group.ranks.values():
             self._at.outgoing.end_all(peer)
 
+    def leader_away(self, group: Group, leader: Peer) -> None:
+        """A group waits for its leader: what it has is known when that is back and says so; see `held`."""
+        let_go = self._let_go.pop(group, None)
+        if let_go is not None:
+            self._at.free(group, let_go[0])
+        jobs = list(self._at.at_group.get(group, {}).values())
+        for job in jobs:
+            job.handle(LeaderAway())
+        self._awaited[group] = [*self._still_awaited(group), *jobs]
+        self._at.outgoing.end_all(leader)
+
+    def _still_awaited(self, group: Group) -> list[JobBase]:
+        """The jobs that a group had when its leader was lost from sight; they are waited for no longer."""
+        return [job for job in self._awaited.pop(group, []) if job.state == "rejoining"]
+
     def held(self, group: Group, jobs: tuple[HeldJob, ...]) -> None:
-        """A group that comes has jobs already: it goes on with what nobody else does, and lets go of the rest."""
+        """A group that comes has jobs already: it goes on with what nobody else does, and lets go of the rest.
+
+        What it had before its leader was lost from sight, and hasn't any more, is done again; that is nobody's loss.
+        """
         for held in sorted(jobs, key=lambda held: held.ended):  # what it works at first: that occupies it
             job = self._at.jobs.get(held.job)
             if job is not None and self._is_wanted(group, job, held):
@@ -122,6 +152,8 @@ class Jobs:
                 self._desk.send(group.leader, m.ForgetJob(held.job, held.attempt))
             else:
                 self._end_at(group, held.job, held.attempt)
+        for missed in self._still_awaited(group):
+            missed.handle(RejoinExpired())
 
     def client_gone(self, peer: Peer) -> None:
         """A client is gone: its jobs go on without it."""
@@ -161,7 +193,8 @@ class Jobs:
             self._begin(now)
         if self._rejoin_by is not None and self._rejoin_by <= now:
             self._rejoin_by = None
-            for job in [job for job in self._at.jobs.values() if job.state == "rejoining"]:
+            awaited = {job for jobs in self._awaited.values() for job in jobs}
+            for job in [job for job in self._at.jobs.values() if job.state == "rejoining" and job not in awaited]:
                 job.handle(RejoinExpired())
         self._quota.due(now)
         self._at.incoming.due(now)
@@ -227,7 +260,10 @@ class Jobs:
         ends = [job.ended_now for job in at.ended.values()]
         assert ends == sorted(ends), "ended jobs are out of order"
         waits = self._rejoin_by is not None or not self._has_begun
-        assert waits or not [job for job in at.jobs.values() if job.state == "rejoining"]
+        awaited = {job for jobs in self._awaited.values() for job in jobs}
+        rejoining = {job for job in at.jobs.values() if job.state == "rejoining"}
+        assert waits or rejoining <= awaited, "a job is waited for without an end"
+        assert all(group.state == "waiting" for group in self._awaited), "a group that is here is waited for"
 
     def _begin(self, now: float) -> None:
         """It is known what time it is: groups that have jobs are waited for from now on, and no job ended later than now."""
@@ -371,7 +407,9 @@ class Jobs:
         """Tell the job, if the one who speaks leads the group that has this attempt at it."""
         message, group = cast("m.JobProgress | m.JobFile | m.JobEnded", event.message), peer.group
         job = self._at.jobs.get(message.job)
-        if group is None or peer.rank or group.state != "formed":
+        is_its = group is not None and job is not None and job.is_at(group, message.attempt)
+        is_here = group is not None and (group.state == "formed" or (group.state == "waiting" and is_its))
+        if group is None or peer.rank or not is_here:
             # One that attaches again says where it is before its group is there: that is said again.
             self._desk.count("jobs_of_no_group", peer=peer.name, message=type(message).__name__)
         elif job is None or not job.is_at(group, message.attempt):

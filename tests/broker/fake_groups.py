@@ -59,6 +59,7 @@ class Hall:
         self.placement = Placement(check_registrable)
         self.over: list[tuple[Group, str]] = []
         self.formed: list[Group] = []
+        self.parted: list[Group] = []
         self.told: dict[int, list[Any]] = {}
         self.dropped: dict[int, str] = {}
         self._entropy = 0
@@ -71,7 +72,7 @@ class Hall:
         objection = self.groups.objection(said, replaced)
         assert objection is None, objection
         if old is not None:
-            self.drop(old, "said hello again")
+            self.drop(old, "said hello again", returns=self.groups.is_back(said))
         self._entropy += 1
         peer = self.peers.attach(f"{said.name}/{self._entropy}".encode(), "worker", said.name, self.desk.now)
         peer.device, peer.packages = said.device, dict(said.packages)
@@ -90,9 +91,11 @@ class Hall:
         old = self.peers.workers.get(said.name)
         return self.groups.objection(said, () if old is None else (old.attachment,))
 
-    def drop(self, peer: Peer, reason: str = "not heard for 3.0 s", *, left: bool = False) -> None:
+    def drop(
+        self, peer: Peer, reason: str = "not heard for 3.0 s", *, left: bool = False, returns: bool = False
+    ) -> None:
         """Let go of a peer."""
-        self._detach(peer, reason, left=left)
+        self._detach(peer, reason, left=left, returns=returns)
         self.put_right()
 
     def say(self, peer: Peer, message: Any) -> None:
@@ -125,6 +128,8 @@ class Hall:
                 self._detach(peer, reason, left=True)
         self.over += desk.over.items()
         self.formed += desk.formed
+        self.parted += desk.parted
+        desk.parted.clear()
         desk.over.clear()
         desk.formed.clear()
         for action in desk.finish():
@@ -137,23 +142,27 @@ class Hall:
         """What a rank was told, oldest first."""
         return self.told.get(peer.attachment, [])
 
-    def _detach(self, peer: Peer, reason: str, *, left: bool) -> None:
+    def _detach(self, peer: Peer, reason: str, *, left: bool, returns: bool = False) -> None:
         self.dropped[peer.attachment] = reason
         self.peers.detach(peer)
-        self.groups.lose(peer, reason, left=left)
+        self.groups.lose(peer, reason, left=left, returns=returns)
         self.placement.remove(peer)
 
 
 def in_state(hall: Hall, state: str) -> tuple[Any, Any, Any]:
-    """A group of two or, while it gathers, of three ranks, of which two are there; with its ranks 0 and 1."""
+    """A group of two or, while it gathers or waits, of three ranks, of which two are there; with its ranks 0 and 1."""
     if state in ("gathering", "rejoining"):
         epoch = EARLIER if state == "rejoining" else 0
         leader, other = (hall.rank(rank, 3, epoch=epoch) for rank in (0, 1))
+    elif state == "waiting":
+        leader, other, _ = (hall.rank(rank, 3) for rank in range(3))
     else:
         leader, other = hall.rank(0), hall.rank(1)
     group: Any = hall.groups.by_name["g"]
-    if state in ("forming", "formed"):
+    if state in ("forming", "formed", "waiting"):
         hall.say(leader, m.GroupOpened(group.epoch, "ipc:///link", "host:2"))
-    if state == "formed":
+    if state in ("formed", "waiting"):
         hall.say(leader, m.GroupFormed(group.epoch))
+    if state == "waiting":
+        hall.drop(group.ranks[2], "unreachable", returns=True)
     return group, leader, other

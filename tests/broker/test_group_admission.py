@@ -87,7 +87,7 @@ def test_groups_06_mixed_groups_are_refused(hall: Hall, case: str, epoch: int) -
     assert hall.objection(hello("w", 1, 3, epoch=epoch)) is None
 
 
-@pytest.mark.parametrize("state", ["gathering", "rejoining", "opening", "forming", "formed"])
+@pytest.mark.parametrize("state", ["gathering", "rejoining", "opening", "forming", "formed", "waiting"])
 def test_groups_06_a_rank_is_taken_once(hall: Hall, state: str) -> None:
     """Another worker under the same number waits until the first is gone, which may be a moment away."""
     group, leader, _ = in_state(hall, state)
@@ -114,10 +114,15 @@ def test_groups_06_who_goes_with_whom(hall: Hall) -> None:
     group, other = hall.form(3), hall.form(1, "other")
     late = hall.rank(1, 2, "late")
     numbers = [peer.attachment for peer in group.ranks.values()]
-    assert hall.groups.going_with((numbers[1],)) == set(numbers)
-    assert hall.groups.going_with((numbers[2], other.leader.attachment)) == {*numbers, other.leader.attachment}
-    assert hall.groups.going_with((late.attachment,)) == {late.attachment}
-    assert hall.groups.going_with(()) == set()
+    new, back = (hello("g1", 1, 3, epoch=epoch) for epoch in (0, group.epoch))
+    assert hall.groups.going_with(new, (numbers[1],)) == set(numbers)
+    assert hall.groups.going_with(new, (numbers[2], other.leader.attachment)) == {*numbers, other.leader.attachment}
+    assert hall.groups.going_with(new, (late.attachment,)) == {late.attachment}
+    assert hall.groups.going_with(new, ()) == set()
+    assert hall.groups.going_with(back, (numbers[1],)) == {numbers[1]}
+    hall.drop(group.ranks[1], "unreachable", returns=True)
+    assert hall.groups.going_with(back, ()) == set()
+    assert hall.groups.going_with(new, ()) == {numbers[0], numbers[2]}
 
 
 def test_groups_05_a_kind_means_the_same_in_all_groups(hall: Hall) -> None:

@@ -22,7 +22,7 @@ def hall() -> Hall:
     return Hall()
 
 
-STATES = ("gathering", "rejoining", "opening", "forming", "formed")
+STATES = ("gathering", "rejoining", "opening", "forming", "formed", "waiting")
 EVENTS: dict[str, Any] = {
     "leader says opened": lambda hall, group, leader, other: hall.say(leader, m.GroupOpened(group.epoch, "l", "s")),
     "leader says formed": lambda hall, group, leader, other: hall.say(leader, m.GroupFormed(group.epoch)),
@@ -35,6 +35,9 @@ EVENTS: dict[str, Any] = {
     "leader is dropped": lambda hall, group, leader, other: hall.drop(leader),
     "other is dropped": lambda hall, group, leader, other: hall.drop(other),
     "other says hello again": lambda hall, group, leader, other: hall.rank(1, group.world, epoch=0),
+    "leader is cut off": lambda hall, group, leader, other: hall.drop(leader, "unreachable", returns=True),
+    "other is cut off": lambda hall, group, leader, other: hall.drop(other, "unreachable", returns=True),
+    "other is back": lambda hall, group, leader, other: hall.rank(1, group.world, epoch=group.epoch),
     "too slow": lambda hall, group, leader, other: hall.advance(100.0),
 }
 STALE = {"": "stale_epochs"}
@@ -44,19 +47,22 @@ OVER = "over"
 DISBANDED: tuple[str, ...] = ()
 """The ranks that are left of a group that gathers."""
 TABLE: dict[str, tuple[Any, ...]] = {
-    #                          gathering      rejoining   opening    forming    formed
-    "leader says opened":     (STALE,         PROTOCOL,   "forming", PROTOCOL,  PROTOCOL),
-    "leader says formed":     (STALE,         PROTOCOL,   PROTOCOL,  "formed",  PROTOCOL),
-    "other says opened":      (PROTOCOL,      PROTOCOL,   PROTOCOL,  PROTOCOL,  PROTOCOL),
-    "other says formed":      (PROTOCOL,      PROTOCOL,   PROTOCOL,  PROTOCOL,  PROTOCOL),
-    "leader says lost":       (STALE,         DISBANDED,  OVER,      OVER,      OVER),
-    "other says lost":        (STALE,         DISBANDED,  OVER,      OVER,      OVER),
-    "an older epoch":         (STALE,         STALE,      STALE,     STALE,     STALE),
-    "lost of an older epoch": (STALE,         STALE,      STALE,     STALE,     STALE),
-    "leader is dropped":      ((1,),          (1,),       OVER,      OVER,      OVER),
-    "other is dropped":       ((0,),          (0,),       OVER,      OVER,      OVER),
-    "other says hello again": ((0, 1),        (1,),       OVER,      OVER,      OVER),
-    "too slow":               ((0, 1),        DISBANDED,  OVER,      OVER,      "formed"),
+    #                          gathering      rejoining   opening    forming    formed     waiting
+    "leader says opened":     (STALE,         PROTOCOL,   "forming", PROTOCOL,  PROTOCOL,  PROTOCOL),
+    "leader says formed":     (STALE,         PROTOCOL,   PROTOCOL,  "formed",  PROTOCOL,  PROTOCOL),
+    "other says opened":      (PROTOCOL,      PROTOCOL,   PROTOCOL,  PROTOCOL,  PROTOCOL,  PROTOCOL),
+    "other says formed":      (PROTOCOL,      PROTOCOL,   PROTOCOL,  PROTOCOL,  PROTOCOL,  PROTOCOL),
+    "leader says lost":       (STALE,         DISBANDED,  OVER,      OVER,      OVER,      OVER),
+    "other says lost":        (STALE,         DISBANDED,  OVER,      OVER,      OVER,      OVER),
+    "an older epoch":         (STALE,         STALE,      STALE,     STALE,     STALE,     STALE),
+    "lost of an older epoch": (STALE,         STALE,      STALE,     STALE,     STALE,     STALE),
+    "leader is dropped":      ((1,),          (1,),       OVER,      OVER,      OVER,      OVER),
+    "other is dropped":       ((0,),          (0,),       OVER,      OVER,      OVER,      OVER),
+    "other says hello again": ((0, 1),        (1,),       OVER,      OVER,      OVER,      OVER),
+    "leader is cut off":      ((1,),          (1,),       OVER,      OVER,      "waiting", "waiting"),
+    "other is cut off":       ((0,),          (0,),       OVER,      OVER,      "waiting", "waiting"),
+    "other is back":          ((0, 1),        (0, 1),     OVER,      OVER,      "formed",  "waiting"),
+    "too slow":               ((0, 1),        DISBANDED,  OVER,      OVER,      "formed",  OVER),
 }  # fmt: skip
 
 
@@ -82,7 +88,7 @@ def test_groups_04_every_event_in_every_state(hall: Hall, state: str, event: str
         assert (hall.over != []) == (expected == OVER)
 
 
-@pytest.mark.parametrize("state", STATES[2:])
+@pytest.mark.parametrize("state", STATES[2:5])
 @pytest.mark.parametrize("who", [0, 1])
 def test_groups_04_a_lost_rank_ends_the_epoch_for_all(hall: Hall, state: str, who: int) -> None:
     """Whoever is left is told which rank is dead, and is dropped; the group is forgotten, and its end is noted once."""

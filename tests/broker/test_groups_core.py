@@ -7,7 +7,7 @@ from typing import Any
 
 from reelwire import messages as m
 from reelwire.broker.actions import Send
-from reelwire.broker.events import Received, Unreachable
+from reelwire.broker.events import Received
 from reelwire.controls import Keys
 from reelwire.job_spec import JobSpec
 from reelwire.spec import Parameter
@@ -205,8 +205,7 @@ def test_groups_05_a_session_lives_at_one_of_two_groups(rig: Any) -> None:
         team.leader.finish("encode")
         team.leader.finish("denoise")
         assert numbers(team) == [1, 2]
-    rig.handle(Unreachable(rig.now, one.ranks[1].route))
-    rig.turn()
+    one.ranks[1].say(m.Goodbye("killed"))
     assert clients[0].ended(names[0]).failure.kind == "worker_lost"
     assert clients[1].ended(names[1]) is None
     assert one.leader.last(m.EndGroup).lost == (1,)
@@ -245,8 +244,7 @@ def test_groups_04_clients_hear_which_kinds_can_be_asked_for(rig: Any) -> None:
     client = rig.client()
     team = Team(rig).start()
     assert client.last(m.Welcome).jobs == (KIND,)
-    rig.handle(Unreachable(rig.now, team.ranks[1].route))
-    rig.turn()
+    team.ranks[1].say(m.Goodbye("killed"))
     assert client.last(m.Welcome).jobs == ()
 
 
@@ -306,7 +304,7 @@ def test_groups_01_a_lost_rank_breaks_what_it_read(rig: Any) -> None:
     client.submit(name, 0)
     encoder.finish("encode")
     assert team.ranks[1].heard(m.RunTask)
-    rig.handle(Unreachable(rig.now, team.ranks[1].route))
+    team.ranks[1].say(m.Goodbye("killed"))
     rig.turn()
     assert client.ended(name) is not None
     assert len(encoder.memory.broken) == 1

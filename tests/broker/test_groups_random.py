@@ -155,6 +155,9 @@ class Town:
                 self.come(slot)
             case 4 if process is not None and self.random.random() < 0.3:
                 self.come(slot)  # it lost the broker from sight, and says hello again
+            case 4 if process is not None and process.peer is not None and not process.peer.gone:
+                self.hall.drop(process.peer, "unreachable", returns=True)
+                self.listen()
             case 5 if process is not None and self.random.random() < 0.4:
                 self.die(slot)
             case 6 | 7 | 8:

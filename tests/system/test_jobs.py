@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import signal
+import subprocess
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -145,6 +146,36 @@ def test_groups_07_a_job_outlives_its_broker(stack: Any, tmp_path: Path) -> None
     assert digest(waiting) == alone
     assert {job.status().attempt for job in (running, waiting)} == {1}
     assert len(client.jobs()) == 3
+
+
+@pytest.mark.parametrize("away_s", [4.5, 8.0])
+def test_groups_07_a_job_outlives_a_broker_that_stood_still(stack: Any, tmp_path: Path, away_s: float) -> None:
+    """Its ranks lose it and say hello again: they are the same group, and the job goes on in its first attempt."""
+    broker = stack.broker(state_dir=tmp_path / "state")
+    ranks = stack.group("edit", 2, *JOBS, *SLOW)
+    client = stack.client()
+    alone = digest(client.submit_edit("emulated", seed=4, steps=10))
+    running, waiting = (client.submit_edit("emulated", seed=4, steps=steps) for steps in (150, 10))
+    until(running, lambda event: event.state == "running" and event.step > 2)
+    os.kill(broker.process.pid, signal.SIGSTOP)
+    try:
+        ranks_lost_it(ranks, away_s)
+    finally:
+        os.kill(broker.process.pid, signal.SIGCONT)
+    assert digest(waiting) == alone
+    assert {job.status().attempt for job in (running, waiting)} == {1}
+    assert all(rank.process.poll() is None for rank in ranks)
+    assert "job_lost_its_group" not in broker.log.read_text()
+
+
+def ranks_lost_it(ranks: list[Any], away_s: float) -> None:
+    """Wait until all ranks have lost their broker, and until it was away for so long."""
+    stopped_at = time.monotonic()
+    for rank in ranks:
+        while "attachment_lost" not in rank.log.read_text() or time.monotonic() - stopped_at < away_s:
+            assert time.monotonic() - stopped_at < LIMIT_S
+            with pytest.raises(subprocess.TimeoutExpired):  # whoever ends meanwhile has given up
+                rank.process.wait(0.05)
 
 
 def test_groups_11_a_cancelled_job_frees_its_group_at_the_next_step(stack: Any) -> None:

@@ -1,0 +1,172 @@
+"""Jobs of a group whose leader loses its connection and lives: they go on in the same attempt, and nobody is lost."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from reelwire import messages as m
+from reelwire.broker.events import Unreachable
+from reelwire.messages import HeldJob
+
+from .fake_jobs import Shop, Worker
+
+
+@pytest.fixture
+def shop() -> Shop:
+    """A broker with nobody attached."""
+    return Shop()
+
+
+def running(shop: Shop) -> tuple[Any, Worker, Any]:
+    """A client, a worker, and a job that it does."""
+    worker, client = shop.worker(), shop.client()
+    client.accepted()
+    run = worker.runs[-1]
+    worker.progress(run, 3)
+    return client, worker, run
+
+
+def cut(shop: Shop, worker: Worker) -> None:
+    """The connection of a worker breaks, and the broker finds that out."""
+    worker.attachment = 0
+    shop.handle(Unreachable(shop.now, worker.route))
+    shop.turn()
+    assert worker.group.state == "waiting"
+
+
+def back(worker: Worker, *held: HeldJob) -> None:
+    """It says hello again."""
+    worker.inbox.clear()
+    worker.hello(held=held)
+
+
+@pytest.mark.parametrize("is_cut", [False, True])
+def test_groups_07_a_job_goes_on_when_its_leader_is_back(shop: Shop, is_cut: bool) -> None:
+    """In the attempt that it had; what the leader says then counts, and the result is had as ever."""
+    client, worker, run = running(shop)
+    if is_cut:
+        cut(shop, worker)
+        assert client.info(run.job).state == "running"
+        shop.advance(1.0)
+    back(worker, HeldJob(run.job, run.attempt))
+    assert worker.inbox == []
+    worker.progress(run, 5)
+    info = client.info(run.job)
+    assert (info.state, info.step, info.attempt) == ("running", 5, 1)
+    assert shop.job(run.job).record.losses == 0
+    worker.finish(run, b"done")
+    assert client.fetch(run.job) == b"done"
+    assert shop.counter("groups_lost") == 0
+
+
+def test_groups_13_a_job_that_its_leader_had_not_begun_is_done_again(shop: Shop) -> None:
+    """It has dropped what it hadn't begun, or was never told: that is the next attempt, and no loss."""
+    _, worker, run = running(shop)
+    back(worker)
+    again = worker.runs[-1]
+    assert (again.job, again.attempt) == (run.job, 2)
+    assert shop.job(run.job).record.losses == 0
+
+
+def test_groups_13_a_job_whose_leader_does_not_come_back_is_a_loss(shop: Shop) -> None:
+    """Its group is over, and another one has it from the newest checkpoint."""
+    client, worker, run = running(shop)
+    worker.checkpoint(run, 4)
+    cut(shop, worker)
+    other = shop.worker("other")
+    assert other.runs == []
+    shop.advance(4.0)
+    assert shop.job(run.job).record.losses == 1
+    again = other.runs[-1]
+    assert (again.job, again.attempt, again.checkpoint_step) == (run.job, 2, 4)
+    assert client.info(run.job).attempt == 2
+
+
+def test_groups_13_the_last_loss_may_come_while_the_leader_is_away(shop: Shop) -> None:
+    """Then the job fails, with the reason."""
+    shop = Shop(job_attempts=1)
+    client, worker, run = running(shop)
+    cut(shop, worker)
+    shop.advance(4.0)
+    info = client.info(run.job)
+    assert (info.state, info.failure.kind) == ("failed", "worker_lost")
+
+
+def test_groups_11_a_job_that_is_cancelled_while_its_leader_is_away_is_stopped_then(shop: Shop) -> None:
+    """Its end doesn't wait for the leader, which is told when it is back, and takes the next job after that."""
+    client, worker, run = running(shop)
+    cut(shop, worker)
+    assert client.ask(m.CancelJob, run.job).jobs[0].state == "cancelled"
+    following = client.accepted("k2")
+    back(worker, HeldJob(run.job, run.attempt))
+    assert worker.inbox == [m.StopJob(run.job, run.attempt)]
+    worker.fail(run, state="cancelled")
+    assert worker.runs[-1].job == following
+
+
+def test_groups_11_a_cancel_that_was_lost_with_the_connection_is_said_again(shop: Shop) -> None:
+    """A job that is to stop has ended for whoever asked when the leader is lost from sight."""
+    client, worker, run = running(shop)
+    assert client.ask(m.CancelJob, run.job) is None
+    back(worker, HeldJob(run.job, run.attempt))
+    assert client.info(run.job).state == "cancelled"
+    assert worker.inbox == [m.StopJob(run.job, run.attempt)]
+
+
+def test_groups_09_a_result_that_was_on_its_way_is_taken_again(shop: Shop) -> None:
+    """Its leader offers it anew when it is back."""
+    client, worker, run = running(shop)
+    worker.gives = False
+    worker.finish(run, b"done")
+    assert shop.job(run.job).state == "taking"
+    cut(shop, worker)
+    worker.gives = True
+    back(worker, HeldJob(run.job, run.attempt, ended=True))
+    worker.finish(run, b"done")
+    assert client.fetch(run.job) == b"done"
+
+
+def test_groups_07_an_end_that_becomes_durable_while_its_leader_is_away_is_told_later(shop: Shop) -> None:
+    """The leader holds it yet, and hears that nobody needs it any more."""
+    _, worker, run = running(shop)
+    shop.commits = False
+    worker.finish(run, b"done")
+    assert shop.job(run.job).state == "ending"
+    cut(shop, worker)
+    shop.commits = True
+    shop.settle()
+    back(worker, HeldJob(run.job, run.attempt, ended=True))
+    assert worker.inbox == [m.ForgetJob(run.job, run.attempt)]
+
+
+def test_groups_11_a_job_that_nobody_wants_keeps_its_group_until_it_has_ended(shop: Shop) -> None:
+    """Also where its leader was away meanwhile, whether or not it has it still."""
+    client, worker, run = running(shop)
+    worker.finish(run)
+    for _ in range(2):
+        back(worker, HeldJob("nobody's", 1))
+        assert worker.inbox == [m.StopJob("nobody's", 1)]
+        assert worker.group.job == "nobody's"
+    back(worker)
+    assert worker.group.job == ""
+    assert client.accepted("k2") == worker.runs[-1].job
+
+
+def test_groups_07_other_jobs_are_waited_for_on_their_own(shop: Shop) -> None:
+    """A broker that waits for the groups of its predecessor gives those up in time, and not a job whose leader is away."""
+    shop = Shop(rejoin_s=2.0)
+    _, worker, run = running(shop)
+    shop = shop.restart()
+    client = shop.client()
+    found = Worker(shop, worker.route, worker.name, worker.kinds)
+    found.epoch = worker.epoch
+    shop.turn()
+    found.hello(held=(HeldJob(run.job, run.attempt),))
+    shop.advance(1.0)
+    cut(shop, found)
+    shop.advance(1.5)
+    assert client.info(run.job).state == "running"
+    back(found, HeldJob(run.job, run.attempt))
+    assert client.info(run.job).attempt == 1
