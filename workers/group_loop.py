@@ -16,6 +16,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Protocol, assert_never
 
+import structlog
 import zmq
 
 import reelwire
@@ -163,6 +164,7 @@ class Together:
         self._poller = poller
         self._memory = memory
         self._loop = loop
+        self._log = structlog.get_logger().bind(worker=config.name)
         try:
             self._files = Files(config.scratch_dir)
         except OSError as error:
@@ -198,6 +200,7 @@ class Together:
             case Tell():
                 if self._link is not None:
                     self._link.send(action.message)
+                    self._tell_dropped(self._link)
             case Do():
                 self._thread.submit(action.order)
             case OpenLink():
@@ -223,9 +226,11 @@ class Together:
 
     def receive(self) -> Iterator[GroupEvent]:
         """What the other ranks say."""
-        if self._link is not None:
-            for rank, message in self._link.receive():
+        link = self._link
+        if link is not None:
+            for rank, message in link.receive():
                 yield LinkSaid(time.monotonic(), rank, message)
+            self._tell_dropped(link)
 
     def ended(self) -> Iterator[GroupEvent]:
         """Which of the other ranks have ended; only on the loop's thread, which polls their descriptors."""
@@ -271,6 +276,8 @@ class Together:
     def _part(self) -> None:
         """Close what is open towards the ranks of an earlier epoch."""
         if self._link is not None:
+            if self._link.dropped:
+                self._log.info("link_closed", epoch=self._link.epoch, dropped=dict(self._link.dropped))
             self._poller.unregister(self._link.descriptor)
             self._link.close()
         if self._fellows is not None:
@@ -280,6 +287,11 @@ class Together:
         meeting, self._meeting = self._meeting, None
         if meeting is not None:
             meeting.close()
+
+    def _tell_dropped(self, link: Link) -> None:
+        """Strangers may send as much as they like: each reason is in the log once, and how often when the link is closed."""
+        for reason in link.untold():
+            self._log.warning("link_message_dropped", reason=reason, epoch=link.epoch)
 
     def _poll_fellows(self) -> None:
         wanted = set() if self._fellows is None else set(self._fellows.descriptors.values())

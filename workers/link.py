@@ -3,7 +3,11 @@
 The leader binds a ROUTER to a port of the system's choice, the others connect a DEALER each. A message travels as those of
 the broker do (`wire`); the attachment's number in it is the group's epoch. A rank is known by its hello, which has to
 have the secret that the broker gave to all: whatever else comes, from strangers or from other epochs, is counted and
-forgotten. The newest hello of a rank wins, and so it is found again after its connection broke.
+forgotten. The newest hello of a rank wins.
+
+Both ends ask each other whether they are still there, so that a connection which ended without a word, as where a cable was
+pulled, is broken and made again. The rank is known then by its route, without another hello; but what was under way on the
+old connection, the hello included, is lost, and whoever said it has to say it again.
 
 Like the socket of the broker, a link is used by several threads under the loop's lock, and its descriptor tells only of
 changes: whoever has used it asks `readable` before it lets go of the lock.
@@ -31,6 +35,9 @@ QUEUE_MESSAGES_MAX = 256
 LIMITS = wire.Limits(frame_bytes_max=16 << 20, header_bytes_max=1 << 20, frames_max=64, message_bytes_max=32 << 20)
 """Of a message over the link: a decision carries a control at most."""
 LINGER_MS = 200
+HEARTBEAT_MS = 1000
+SILENCE_MS = 5000
+"""After which a connection is given up; longer than a process that was only stopped for a moment is quiet."""
 
 
 class Link(ABC):
@@ -50,9 +57,12 @@ class Link(ABC):
         """Open the socket."""
         self.epoch = epoch
         self.dropped: Counter[str] = Counter()
+        self._told: set[str] = set()
         self._socket: zmq.Socket[bytes] = context.socket(kind)
         self._socket.sndhwm = self._socket.rcvhwm = QUEUE_MESSAGES_MAX
         self._socket.maxmsgsize = LIMITS.part_bytes_max
+        self._socket.setsockopt(zmq.HEARTBEAT_IVL, HEARTBEAT_MS)
+        self._socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, SILENCE_MS)
         self._linger_ms = 0
 
     @abstractmethod
@@ -72,6 +82,14 @@ class Link(ABC):
     def readable(self) -> bool:
         """Whether something is to be received."""
         return bool(int(self._socket.getsockopt(zmq.EVENTS)) & int(zmq.POLLIN))
+
+    def untold(self) -> list[str]:
+        """Reasons for which something was dropped for the first time; each is told once."""
+        if len(self._told) == len(self.dropped):
+            return []
+        new = sorted(self.dropped.keys() - self._told)
+        self._told.update(new)
+        return new
 
     def close(self) -> None:
         """Close it; what was said last still leaves."""

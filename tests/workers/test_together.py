@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 import queue
 import threading
+import time
+import types
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,10 +15,11 @@ import numpy as np
 import pytest
 import zmq
 
-from reelwire import tensors
+from reelwire import tensors, wire
 from reelwire.errors import ConfigError
+from reelwire.group_messages import RankHello
 from reelwire.job_parts import FILE_PART_BYTES
-from reelwire.messages import Artifact, FileGone, FileOffer, FilePart, InitializeStage, RunJob, RunTask
+from reelwire.messages import Artifact, FileGone, FileOffer, FilePart, InitializeStage, Member, RunJob, RunTask
 from reelwire.pipeline.job import JobOutput
 from reelwire.tensors import Shared, TensorRef
 from reelwire.workers import emulated, emulated_jobs
@@ -28,6 +31,7 @@ from reelwire.workers.group_events import (
     FindFiles,
     LoadJobs,
     MakeResult,
+    OpenLink,
     OrderReport,
     PartWritten,
     ResultMade,
@@ -103,6 +107,33 @@ def rig(tmp_path: Path) -> Iterator[Rig]:
     made.close()
     assert not list((tmp_path / "scratch").iterdir())
     assert not [each for each in threading.enumerate() if each.name in ("group", "files", "results")]
+
+
+def test_strangers_on_the_link_are_in_the_log_once(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However often they knock; how often it was is said when the link is closed."""
+    said: list[tuple[str, Any]] = []
+    log = types.SimpleNamespace(
+        warning=lambda event, **fields: said.append((event, fields["reason"])),
+        info=lambda event, **fields: said.append((event, fields["dropped"])),
+    )
+    monkeypatch.setattr(rig.together, "_log", log)
+    opened = rig.did(OpenLink(3, b"secret", (Member(0, "", 0),)))
+    stranger = rig.context.socket(zmq.DEALER)
+    try:
+        stranger.connect(opened.link)
+        until = time.monotonic() + LIMIT_S
+        while len(said) < 2:
+            assert time.monotonic() < until, "nothing is said"
+            stranger.send(b"")
+            stranger.send_multipart(wire.encode(RankHello(3, b"wrong", 1), 3))
+            assert list(rig.together.receive()) == []
+    finally:
+        stranger.close(linger=0)
+        rig.together._part()
+    assert said[:2] == [("link_message_dropped", "malformed"), ("link_message_dropped", "stranger")]
+    (closed,) = said[2:]
+    assert closed[0] == "link_closed"
+    assert closed[1].keys() == {"malformed", "stranger"}
 
 
 def run(*offers: FileOffer) -> RunJob:
