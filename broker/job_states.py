@@ -148,7 +148,7 @@ class DeleteAsked:
 
 @dataclass(frozen=True, slots=True)
 class Fetched:
-    """All parts of the result were sent to somebody."""
+    """Somebody says that they have the whole result."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -352,13 +352,15 @@ class Jobs:
         message, outgoing = event.message, self._at.outgoing
         assert isinstance(message, m.FetchResult)
         request = message.request
+        if not message.parts:
+            outgoing.give_up(peer, request)
+            self._close_fetch(message)
+            return
         job = self._job(peer, message.job, request)
         if job is None:
             return
         result, sending = job.record.result, outgoing.find(peer, request)
-        if not message.parts:
-            outgoing.give_up(peer, request)
-        elif job.state != "succeeded":
+        if job.state != "succeeded":
             self._decline(peer, request, f"{job.id} is {job.phase}; accepted: a job that has succeeded")
         elif result is None:
             self._decline(peer, request, f"the result of {job.id} made room for others")
@@ -378,6 +380,13 @@ class Jobs:
                 outgoing.give_up(peer, request)
                 self._decline(peer, request, reason, field="parts")
 
+    def _close_fetch(self, message: m.FetchResult) -> None:
+        """A client wants no more parts; what was sent to it may be lost on the way, so it says whether it has all of them."""
+        job = self._at.jobs.get(message.job)
+        result = job.record.result if job is not None and job.state == "succeeded" else None
+        if job is not None and result is not None and message.first == parts_of(result.nbytes):
+            job.handle(Fetched())
+
     def _result(self, peer: Peer, request: int, job: JobBase, result: StoredFile, first: int) -> Sending:
         def send(index: int, data: bytes) -> None:
             self._desk.send(peer, m.ResultPart(request, index, _bytes_ref(data)))
@@ -385,8 +394,6 @@ class Jobs:
         def over(reason: str) -> None:
             if reason:
                 self._decline(peer, request, f"the result of {job.id} can't be had: {reason}")
-            else:
-                job.handle(Fetched())
 
         return Sending(result, job.id, send, over, next=first)
 

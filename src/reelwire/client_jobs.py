@@ -332,6 +332,8 @@ class Jobs:
 
     def _fetched(self, fetch: Fetch) -> None:
         del self.fetches[fetch.call]
+        if self._is_attached:
+            self._desk.send(m.FetchResult(fetch.call, fetch.job, fetch.parts, 0))
         self._desk.done(fetch.call)
         self._go_on()
 

@@ -48,7 +48,8 @@ class SubmitJob:
     """Ask for a job.
 
     Attributes:
-        key: chosen by the client, unique for all time: submitting twice under one key gives one job.
+        key: chosen by the client, unique for all time: submitting twice under one key gives one job. Another request under
+            it is refused: another kind, other parameters, files or output. Another priority isn't: the first one holds.
         kind: name of a `JobSpec`.
         parameters: values that the kind names.
         media: name of an input to its files.
@@ -103,7 +104,7 @@ class FetchResult:
     Attributes:
         request: the client's number for it.
         job: whose.
-        first: the part to begin with.
+        first: the part to begin with; beside `parts` = 0, how many parts the client has: the whole result counts as fetched.
         parts: how many may come in all, counted from part 0 of the file; 0: none any more, which has no answer.
     """
 

@@ -281,6 +281,7 @@ class Client(Peer):
         self.parts[request] = []
         for below in range(2, parts_of(info.result_bytes) + 2, 2):
             self.say(m.FetchResult(request, job, 0, below))
+        self.say(m.FetchResult(request, job, parts_of(info.result_bytes), 0))
         return b"".join(self.parts[request])
 
     def answer(self, message: Any) -> None:

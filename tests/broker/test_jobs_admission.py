@@ -275,6 +275,23 @@ def test_a_request_is_refused_when_there_is_no_room_for_its_files() -> None:
     assert client.accepted("k", "v2v", media={"video": (Media("/in/b.mp4"),)})
 
 
+def test_groups_07_what_is_another_request_under_one_key(shop: Shop) -> None:
+    """Another output is; equal numbers aren't, whatever kind of number they are, nor is another priority."""
+    client = busy(shop)
+    job = client.accepted("k", parameters={"scale": 1}, output="/out/a.mp4", priority=1)
+    for more in ({"parameters": {"scale": 1.0}}, {"priority": 5}, {"parameters": {"scale": 1, "prompt": None}}):
+        assert client.accepted("k", **{"parameters": {"scale": 1}, "output": "/out/a.mp4", **more}) == job
+    assert client.info(job).priority == 1
+    for more in (
+        {"parameters": {"scale": 2}},
+        {"parameters": {"scale": True}},
+        {"output": ""},
+        {"output": "/out/b.mp4"},
+    ):
+        failure = client.refused("k", **{"parameters": {"scale": 1}, "output": "/out/a.mp4", **more})
+        assert failure.field == "key"
+
+
 def test_requests_are_looked_at_in_turns(shop: Shop) -> None:
     """One with many files doesn't hold up one with few; the store has one thing of them to do at a time."""
     client = busy(shop)

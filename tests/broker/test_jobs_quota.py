@@ -204,6 +204,24 @@ def test_a_broker_that_cannot_write_refuses_what_would_have_to_be_durable() -> N
     client.accepted("k2")
 
 
+def test_groups_15_a_result_is_fetched_when_its_client_says_so() -> None:
+    """Not when its parts were sent, which may be lost on the way; not when somebody has only the last one, or gives up."""
+    shop = Shop()
+    worker, client = shop.worker(), shop.client()
+    job = done(shop, worker, client, "k", b"r" * (2 * MIB))
+    for words in ([(0, 2)], [(1, 2), (1, 0)], [(0, 1), (0, 0)]):
+        request = client.call()
+        for first, parts in words:
+            client.say(m.FetchResult(request, job, first, parts))
+        assert shop.job(job).record.fetched_at is None
+    assert [part.index for part in client.heard(m.ResultPart)] == [0, 1, 1, 0]
+    before = len(client.inbox)
+    client.say(m.FetchResult(client.call(), job, 2, 0))
+    assert shop.disk.records[job].fetched_at is not None
+    client.say(m.FetchResult(client.call(), "nobody", 2, 0))
+    assert len(client.inbox) == before
+
+
 def test_status_says_what_there_is() -> None:
     """As plain data: jobs by their state, those that run, files and bytes."""
     shop = Shop()
