@@ -17,6 +17,7 @@ import socket
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -142,6 +143,7 @@ class Bond:
         self._timeout = dt.timedelta(seconds=timeout_s)
         self._store: tuple[str, TCPStore] | None = None
         self._alarm: Alarm | None = None
+        self._group: dist.ProcessGroup | None = None  # where there is an alarm
         self._joined = False
         self._chosen = ""  # the interface
 
@@ -173,7 +175,8 @@ class Bond:
         group = dist.group.WORLD
         assert group is not None, "a process group was made, and isn't there"
         if backend == "nccl":
-            self._alarm = Alarm(address, f"{epoch}/{round_}/failed", _abort)
+            self._group = group
+            self._alarm = Alarm(address, f"{epoch}/{round_}/failed", partial(_abort, group))
         return group
 
     def check(self) -> None:
@@ -200,12 +203,14 @@ class Bond:
 
         self._joined = False
         alarm, self._alarm = self._alarm, None
+        group, self._group = self._group, None
         if alarm is not None:
             alarm.stop()
             if failed or alarm.rang:
                 if self._store is not None:
                     alarm.tell(self._store[1])
-                _abort()
+                _abort(group)
+        del group
         if not dist.is_initialized():  # the others weren't met
             return
         with contextlib.suppress(RuntimeError):  # a group that is broken already says so once more
@@ -245,7 +250,8 @@ class Alarm:
         """Begin to wait."""
         self.rang = False
         self._key = key
-        self._abort = abort
+        self._abort: Callable[[], None] | None = abort
+        self._lock = threading.Lock()
         self._stopped = threading.Event()
         self._store = _client(address)
         self._thread = threading.Thread(target=self._watch, name="group-alarm", daemon=True)
@@ -257,8 +263,10 @@ class Alarm:
             store.set(self._key, str(os.getpid()))
 
     def stop(self) -> None:
-        """Wait no more; the thread ends within `WATCH_S`."""
+        """Wait no more: from here on it doesn't abort, nor is it about to; the thread ends within `WATCH_S`."""
         self._stopped.set()
+        with self._lock:
+            self._abort = None  # and with it the process group
 
     def _watch(self) -> None:
         import torch.distributed as dist
@@ -270,9 +278,10 @@ class Alarm:
                 pass
             except dist.DistStoreError:  # nobody has said it yet
                 continue
-            if not self._stopped.is_set():
-                self.rang = True
-                self._abort()
+            with self._lock:
+                if self._abort is not None:
+                    self.rang = True
+                    self._abort()
             return
 
 
@@ -401,9 +410,11 @@ def _device(group: dist.ProcessGroup) -> torch.device:
     return torch.device("cuda", torch.cuda.current_device()) if on_gpu else torch.device("cpu")
 
 
-def _abort() -> None:
-    """End all collectives of NCCL that run on this rank, and all later ones."""
+def _abort(group: dist.ProcessGroup | None) -> None:
+    """End all collectives of NCCL that run on this rank in that process group, and all later ones; no other group's."""
     import torch.distributed as dist
 
-    with contextlib.suppress(RuntimeError, ValueError, AssertionError):  # another thread has just done it
-        dist.distributed_c10d._abort_process_group()  # noqa: SLF001
+    if group is None:
+        return
+    with contextlib.suppress(RuntimeError, ValueError, AssertionError):  # another thread has done it
+        dist.distributed_c10d._abort_process_group(group)  # noqa: SLF001

@@ -20,6 +20,7 @@ from reelwire.workers.collectives import (
     Alarm,
     GroupBrokenError,
     Meeting,
+    _abort,
     _client,
     _share_file,
     gather_numbers,
@@ -121,6 +122,54 @@ def test_groups_13_the_word_that_a_rank_has_failed_rings_on_all_others() -> None
     assert not own.is_set()
     assert not later.rang
     meeting.close()
+
+
+def test_groups_13_an_alarm_that_was_stopped_aborts_nothing_later() -> None:
+    """Whoever stops it waits for what it is at, so that the next process group is none that it could meet."""
+    meeting = Meeting("127.0.0.1")
+    begun, go = threading.Event(), threading.Event()
+    did: list[str] = []
+
+    def abort() -> None:
+        begun.set()
+        assert go.wait(LIMIT_S)
+        did.append("aborted")
+
+    def stop() -> None:
+        alarm.stop()
+        did.append("stopped")
+
+    alarm = Alarm(meeting.address, "1/2/failed", abort)
+    alarm.tell(_client(meeting.address))
+    assert begun.wait(LIMIT_S)
+    stopper = threading.Thread(target=stop)
+    stopper.start()
+    stopper.join(0.2)
+    go.set()
+    stopper.join(LIMIT_S)
+    assert did == ["aborted", "stopped"]
+    alarm._thread.join(LIMIT_S)
+    meeting.close()
+
+
+def test_groups_13_only_the_group_of_an_alarm_is_aborted(tmp_path: Path) -> None:
+    """Another one, the next one of this process, lives on."""
+    groups: list[Any] = []
+    for name in ("old", "new"):
+        store = dist.FileStore(str(tmp_path / name), 1)  # type: ignore[attr-defined]
+        dist.init_process_group("gloo", store=store, rank=0, world_size=1)
+        groups.append(dist.group.WORLD)
+        if name == "old":
+            dist.destroy_process_group()
+    try:
+        _abort(groups[0])
+        assert dist.is_initialized()
+        dist.barrier()
+        _abort(groups[1])
+        assert not dist.is_initialized()
+    finally:
+        if dist.is_initialized():
+            dist.destroy_process_group()
 
 
 def test_groups_04_the_alarm_rings_when_the_leader_is_gone() -> None:
