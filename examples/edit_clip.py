@@ -29,7 +29,7 @@ def shown(status: JobStatus) -> str:
             return status.state
 
 
-def main(clip: Path, prompt: str, out: Path, kind: str = "v2v") -> None:
+def main(clip: Path, prompt: str, out: Path, kind: str = "emulated-v2v") -> None:
     """Have a clip edited, and write what comes of it."""
     with Client() as client:
         job = client.submit_edit(kind, prompt=prompt, video=clip, seed=42)

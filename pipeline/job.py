@@ -2,6 +2,10 @@
 
 Nothing here needs torch. A job runs on every rank of a worker group at once, in the same order of steps: a chunk of a stream
 may run between any two of them, a cancel or a checkpoint may come there, and nowhere else.
+
+What runs in between runs on the same thread: a generator holds no context of torch's (`inference_mode`, a stream) while it
+yields. And the worker's signs of life come from another thread of the process: a single call that keeps the interpreter for
+itself for seconds, as some of numpy do with huge arrays, looks like a dead rank.
 """
 
 from __future__ import annotations

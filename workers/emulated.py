@@ -199,8 +199,10 @@ def draw(shown: Shown, frames: int, height: int, width: int) -> NDArray[np.uint8
     picture[:top] = _cells(_bits(shown.index), width)[:, None] * _YELLOW
     picture[top:middle] = _cells(lit, width)[:, None] * _YELLOW
     picture[middle:] = _cells(_bits(shown.trail), width)[:, None] * _CYAN
-    clip = np.repeat(picture[None], frames, axis=0)
-    clip[:, :top, :, 2] = (np.arange(frames) % 256).astype(np.uint8)[:, None, None]
+    clip = np.empty((frames, *picture.shape), np.uint8)
+    for number in range(frames):  # one by one: a large clip made at once keeps the interpreter from every other thread
+        clip[number] = picture
+        clip[number, :top, :, 2] = number % 256
     return clip
 
 

@@ -152,6 +152,9 @@ class _Model:
 
     def _steps(self, given: Mapping[str, Any], request: JobRequest) -> Generator[JobStep, None, JobOutput]:
         steps, switch = given["steps"], min(given["switch"], given["steps"])
+        nbytes = 3 * given["frames"] * given["height"] * given["width"]
+        if nbytes > _BYTES_MAX:
+            raise RequestError("frames", f"a clip of {nbytes} bytes is too large; accepted: {_BYTES_MAX}")
         if request.checkpoint is None:
             first, trail = 0, _first_trail(given, request.media)
             latent = np.random.default_rng(trail).standard_normal(self._size, np.float32)
@@ -182,7 +185,8 @@ class _Model:
             _transform(latent, trail)
             self._meet(step, trail)
         mark = zlib.crc32(latent.data, trail)
-        clip = draw(Shown(steps, (), trail), given["frames"], given["height"], given["width"])
+        frames = given["frames"] if self._ranks.rank == 0 else 1  # of the others nobody wants a clip
+        clip = draw(Shown(steps, (), trail), frames, given["height"], given["width"])
         times = _times(time.perf_counter() - began, yields) if self._options.times else {}
         return JobOutput(clip, given["fps"], {"trail": trail, "steps": steps, "latent": mark, **times})
 

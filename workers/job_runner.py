@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgpack
 import numpy as np
 
 from reelwire.errors import RequestError
@@ -29,6 +30,10 @@ if TYPE_CHECKING:
     from reelwire.pipeline.job import JobModel, JobOutput, JobPipeline, JobRun, JobStep
     from reelwire.pipeline.stage import Ranks
 
+STEPS_MAX = 1_000_000_000
+"""Most steps that a stage may say it has."""
+FACTS_BYTES_MAX = 64 << 10
+"""Most bytes of the facts of a result; they travel in a message's header, and stand in the broker's journal."""
 Hold = Callable[[str, int, FileRole | None, FileOffer], None]
 """Told of each file that was made here for an attempt at a job."""
 
@@ -174,7 +179,7 @@ def _check_step(spec: JobSpec, step: JobStep) -> None:
     if step.stage not in spec.stages:
         raise ValueError(f"{spec.name} is at stage {step.stage!r}; its spec says {', '.join(spec.stages)}")
     counts = (step.step, step.steps)
-    if any(type(count) is not int for count in counts) or not 0 <= step.step <= step.steps:
+    if any(type(count) is not int for count in counts) or not 0 <= step.step <= step.steps <= STEPS_MAX:
         raise ValueError(f"{spec.name} is at step {step.step!r} of {step.steps!r} of {step.stage}")
 
 
@@ -199,7 +204,14 @@ def _checked_output(spec: JobSpec, output: Any, *, counts: bool) -> JobOutput:
     fps = output.fps
     if isinstance(fps, bool) or not isinstance(fps, int | float) or not math.isfinite(fps) or fps <= 0:
         raise ValueError(f"{spec.name} made {fps!r} frames per second; accepted: a number above 0")
-    return JobOutput(frames, float(fps), to_facts(output.facts))
+    facts = to_facts(output.facts)
+    try:
+        nbytes = len(msgpack.packb(facts))
+    except (TypeError, ValueError, OverflowError) as error:
+        raise ValueError(f"{spec.name} says facts that can't be sent: {error}") from None
+    if nbytes > FACTS_BYTES_MAX:
+        raise ValueError(f"{spec.name} says facts of {nbytes} bytes; accepted: {FACTS_BYTES_MAX}")
+    return JobOutput(frames, float(fps), facts)
 
 
 def failure_of(error: BaseException, what: str) -> Failure:

@@ -75,8 +75,13 @@ def target_of(path: str | os.PathLike[str]) -> Path:
         raise RequestError("path", f"{shown(said)} is no path")
     if not target.name or said.endswith(os.sep) or target.is_dir():
         raise RequestError("path", f"{shown(said)} is no file; accepted: the path of one")
-    if not target.parent.is_dir():
-        raise RequestError("path", f"there is no folder {shown(str(target.parent))}")
+    try:
+        if not target.parent.is_dir():
+            raise RequestError("path", f"there is no folder {shown(str(target.parent))}")
+        if target.exists() and not target.is_file():  # a device or a pipe would be replaced by the file
+            raise RequestError("path", f"{shown(said)} is something else than a file; accepted: the path of one")
+    except OSError as error:  # a name that is too long
+        raise RequestError("path", f"{shown(said)} can't be used: {_reason(error)}") from None
     return target
 
 
@@ -153,7 +158,11 @@ class Download:
     def _opened(self, target: Path) -> IO[bytes]:
         if self._file is None:
             self._temporary = target.with_name(f".{target.name[:64]}.{secrets.token_hex(4)}.part")
-            self._file = self._temporary.open("xb")
+            try:
+                self._file = self._temporary.open("xb")
+            except OSError as error:
+                self._temporary = None
+                raise RequestError("path", f"{shown(str(target))} can't be written: {_reason(error)}") from None
         return self._file
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -44,6 +45,13 @@ def refused(ended: Ended, *words: str) -> None:
 def test_flags_of_edit_that_cannot_be_right(here: Reelwire, flags: list[str], words: list[str]) -> None:
     """Found before anybody is asked."""
     refused(here("edit", *flags), *words)
+
+
+def test_a_result_takes_the_place_of_a_file_alone(here: Reelwire, tmp_path: Path) -> None:
+    """Not of a pipe or a device, which would be gone."""
+    os.mkfifo(tmp_path / "pipe.mp4")
+    refused(here("edit", "v2v", "--out", "pipe.mp4"), "out: pipe.mp4 is something else than a file")
+    refused(here("edit", "v2v", "--out", "/dev/null"), "out: /dev/null is something else than a file")
 
 
 @pytest.mark.parametrize(
@@ -154,10 +162,9 @@ def test_jobs_are_asked_for_shown_and_ended(reelwire: Reelwire, where: Mapping[s
     assert again.out.strip() == job
     assert job in reelwire("status", env=where).out
     assert json.loads(reelwire("status", "--json", env=where).out)["jobs"]["listed"][0]["job"] == job
-    ended = reelwire("cancel", job, "--json", env=where)
+    ended = reelwire("cancel", "nobody", job, "--json", env=where)
     assert json.loads(ended.out) == {job: "cancelled"}
-    unknown = reelwire("cancel", "nobody", env=where)
-    assert (unknown.code, "there is no job 'nobody'" in unknown.sentence()) == (1, True)
+    assert (ended.code, "there is no job 'nobody'" in ended.sentence()) == (1, True)
 
 
 def test_what_was_submitted_before_a_request_that_is_refused_is_named(
@@ -167,7 +174,7 @@ def test_what_was_submitted_before_a_request_that_is_refused_is_named(
     entries = [{"task": "emulated", "parameters": {"steps": steps}} for steps in (9000, 0)]
     (tmp_path / "tasks.json").write_text(json.dumps(entries))
     ended = reelwire("edit", "--tasks", "tasks.json", env=where)
-    refused(ended, "steps: 0 is below the least accepted", "submitted already, and going on: ")
+    refused(ended, "tasks[1].steps: 0 is below the least accepted", "submitted already, and going on: ")
     (job,) = json.loads(reelwire("status", "--json", env=where).out)["jobs"]["listed"]
     assert job["job"] in ended.err
     assert reelwire("cancel", job["job"], env=where).code == 0

@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from ..errors import JobError
 from .shared import ConfigFile, Endpoint, Json, load_settings, print_json, print_table
 
 
@@ -20,10 +21,17 @@ def cancel(
     from ..settings import ClientSettings
 
     settings = load_settings(config).resolve("client", ClientSettings, {"endpoint": endpoint}).value
+    states: dict[str, str] = {}
+    unknown: list[str] = []
     with Client(settings.endpoint, connect_timeout_s=settings.connect_timeout_s) as client:
-        found = [client.job(name) for name in jobs]  # all are known before any is ended
-        states = {job.id: job.cancel().state for job in found}
+        for name in jobs:
+            try:
+                states[name] = client.job(name).cancel().state
+            except JobError as error:
+                unknown.append(str(error))
     if as_json:
         print_json(states)
-    else:
+    elif states:
         print_table("Jobs", ("job", "state"), states.items())
+    if unknown:
+        raise JobError("; ".join(unknown))

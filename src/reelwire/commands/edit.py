@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -63,6 +64,9 @@ def edit(
     ] = None,
     priority: Annotated[int | None, typer.Option(min=-100, max=100, help="Higher ones go first.")] = None,
     key: Annotated[str | None, typer.Option(help="Asking again under one key gives the same job.")] = None,
+    worker_wait: Annotated[
+        float, typer.Option("--worker-wait", min=0, help="Seconds to wait for a worker that does jobs.")
+    ] = 30.0,
     detach: Annotated[bool, typer.Option("--detach", help="Print the job's id, and leave it to the workers.")] = False,
     endpoint: Endpoint = None,
     config: ConfigFile = None,
@@ -83,7 +87,7 @@ def edit(
     else:
         wanted = [Task(out or Path(f"{task}.mp4"), task, given, texts)]
     _check_places(wanted)
-    _run(wanted, endpoint, config, named_out=out is not None, detach=detach, as_json=as_json)
+    _run(wanted, endpoint, config, worker_wait, named_out=out is not None, detach=detach, as_json=as_json)
 
 
 def read_tasks(path: Path) -> list[Task]:
@@ -136,6 +140,8 @@ def _placed(folder: Path, text: str) -> str:
 def _check_places(tasks: list[Task]) -> None:
     seen: set[Path] = set()
     for task in tasks:
+        if task.out.exists() and not task.out.is_file():
+            raise RequestError("out", f"{task.out} is something else than a file; accepted: the path of one")
         if not task.out.parent.is_dir():
             raise RequestError("out", f"the folder {task.out.parent} is not there; accepted: a folder that exists")
         if task.out.resolve() in seen:
@@ -144,7 +150,14 @@ def _check_places(tasks: list[Task]) -> None:
 
 
 def _run(
-    tasks: list[Task], endpoint: str | None, config: Path | None, *, named_out: bool, detach: bool, as_json: bool
+    tasks: list[Task],
+    endpoint: str | None,
+    config: Path | None,
+    worker_wait: float,
+    *,
+    named_out: bool,
+    detach: bool,
+    as_json: bool,
 ) -> None:
     from .. import Client
     from ..settings import ClientSettings
@@ -156,8 +169,10 @@ def _run(
     failed: list[str] = []
     with stopped_by_signals(), Client(settings.endpoint, connect_timeout_s=settings.connect_timeout_s) as client:
         try:
-            for task in tasks:
-                jobs.append((task, _submitted(client, task, [job for _, job in jobs])))
+            _await_workers(client, worker_wait)
+            for number, task in enumerate(tasks):
+                where = f"tasks[{number}]." if len(tasks) > 1 else ""
+                jobs.append((task, _submitted(client, task, [job for _, job in jobs], where)))
             if detach:
                 _say_ids(jobs, as_json)
                 return
@@ -184,7 +199,17 @@ def _run(
         raise typer.Exit(1)
 
 
-def _submitted(client: Client, task: Task, before: list[Job]) -> Job:
+def _await_workers(client: Client, wait_s: float) -> None:
+    """Wait for the first worker that does jobs; without one the submission says what is missing."""
+    from ..client import first_job_kinds
+
+    if not client.job_kinds and wait_s > 0:
+        tell(f"waits up to {wait_s:g} s for a worker that does jobs to come to the broker at {client.endpoint}")
+        with contextlib.suppress(TimeoutError):
+            first_job_kinds(client, wait_s)
+
+
+def _submitted(client: Client, task: Task, before: list[Job], where: str) -> Job:
     """Submit a request; where the queue is full with those before it, when the oldest of them has ended."""
     spec = client.job_kinds.get(task.task)
     values: dict[str, Any] = dict(task.texts) if spec is None else typed(spec, task.texts)
@@ -192,6 +217,8 @@ def _submitted(client: Client, task: Task, before: list[Job]) -> Job:
     while True:
         try:
             return client.submit_edit(task.task, **task.given, **values)
+        except RequestError as error:
+            raise RequestError(f"{where}{error.field}", error.reason) from None
         except OverloadError as error:
             if not waiting:
                 raise
