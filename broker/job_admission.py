@@ -1,8 +1,9 @@
 """Checking what a client asks for, before any worker sees it: the request first, then limits, then its files.
 
 The request alone is checked at once. Its files are looked at in the store: whether the result may be written to where it
-is wanted, what the files are, and whether they can be opened; one thing after the other, and of all requests that are
-checked one at a time: others need the store as well.
+is wanted, what the files are, and whether they can be opened; of a request one thing after the other. Of all requests one
+at a time is at the disk and one is looked into, which may take long: others need the store as well. Clients take turns at
+both, so that nobody waits for more than one thing of each other client.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import hashlib
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from reelwire import messages as m
 from reelwire.checks import shown
@@ -79,6 +80,34 @@ class _Checking:
         return found
 
 
+@dataclass(slots=True, eq=False)
+class _Line:
+    """Requests that wait for one thing to be done in the store: each client's in order, the clients in turns."""
+
+    active: _Checking | None = None
+    clients: dict[str, deque[_Checking]] = field(default_factory=dict)
+
+    def add(self, checking: _Checking) -> None:
+        self.clients.setdefault(checking.job.record.client, deque()).append(checking)
+
+    def pop(self) -> _Checking:
+        client = next(iter(self.clients))
+        waiting = self.clients.pop(client)
+        checking = waiting.popleft()
+        if waiting:
+            self.clients[client] = waiting  # behind the others
+        return checking
+
+    def end(self) -> _Checking:
+        checking, self.active = self.active, None
+        assert checking is not None, "nobody asked for it"
+        return checking
+
+    def all(self) -> list[_Checking]:
+        waiting = [checking for each in self.clients.values() for checking in each]
+        return [*waiting, *([self.active] if self.active is not None else [])]
+
+
 _Right = tuple[str, dict[str, Plain], list[_File]]
 
 
@@ -96,8 +125,8 @@ class Admission:
         self._at = at
         self._quota = quota
         self._uploads = uploads
-        self._waiting: deque[_Checking] = deque()
-        self._active: _Checking | None = None
+        self._disk = _Line()
+        self._looks = _Line()
 
     def submit(self, peer: Peer, event: Received, *, draining: bool) -> None:
         """Accept a request, refuse it, or have its files looked at first."""
@@ -141,19 +170,20 @@ class Admission:
         for file in files:
             if file.asked.sha256:
                 self._keep(job, file, file.asked.sha256)
-        self._waiting.append(_Checking(job, files, is_output_right=not request.output))
+        self._queue(_Checking(job, files, is_output_right=not request.output))
         self._go_on()
 
     @property
     def checking(self) -> int:
         """How many requests are checked."""
-        return len(self._waiting) + (self._active is not None)
+        return len(self._disk.all()) + len(self._looks.all())
 
     def check(self) -> None:
         """Assert the invariants."""
-        assert self._active is not None or not self._waiting, "nobody looks at a request"
-        jobs = [checking.job for checking in self._waiting]
-        jobs += [self._active.job] if self._active is not None else []
+        for line in (self._disk, self._looks):
+            assert line.active is not None or not line.clients, "nobody looks at a request"
+            assert all(line.clients.values()), "a client's turn comes for nothing"
+        jobs = [checking.job for checking in [*self._disk.all(), *self._looks.all()]]
         assert len({job.id for job in jobs}) == len(jobs), "a request is checked twice"
         found = {job.id for job in self._at.keys.values() if job.state == "checking"}
         assert found == {job.id for job in jobs if job.state == "checking"}, "a request that nobody checks"
@@ -225,13 +255,19 @@ class Admission:
 
     # --- its files -----------------------------------------------------------------------------------------------------
 
+    def _queue(self, checking: _Checking) -> None:
+        """Have a request wait for the next thing of it."""
+        is_here = checking.is_output_right and checking.next_file.stored is not None
+        (self._looks if is_here else self._disk).add(checking)
+
     def _go_on(self) -> None:
-        """Have the next thing looked at, unless something is; requests take turns."""
-        while self._active is None and self._waiting:
-            checking = self._waiting.popleft()
-            if checking.job.state == "checking":  # else it was cancelled
-                self._active = checking
-                self._look(checking)
+        """Have the next things looked at, unless something is."""
+        for line in (self._disk, self._looks):
+            while line.active is None and line.clients:
+                checking = line.pop()
+                if checking.job.state == "checking":  # else it was cancelled
+                    line.active = checking
+                    self._look(checking)
 
     def _look(self, checking: _Checking) -> None:
         """Have the next thing of a request looked at."""
@@ -247,13 +283,13 @@ class Admission:
             shelf.ask(_inspecting(file, file.stored), self._inspected)
 
     def _output_checked(self, event: FileEvent) -> None:
-        checking = self._looked_at()
+        checking = self._disk.end()
         assert isinstance(event, FileDone), "an output was checked, and something else is said"
         checking.is_output_right = True
         self._next(checking, event.failure, "output")
 
     def _imported(self, event: FileEvent) -> None:
-        checking = self._looked_at()
+        checking = self._disk.end()
         assert isinstance(event, FileDone), "a file was imported, and something else is said"
         file = checking.next_file
         failure = event.failure
@@ -277,7 +313,7 @@ class Admission:
         return Failure("overload", f"there is no room for its {stored.nbytes} bytes", retry_after_s=advice)
 
     def _inspected(self, event: FileEvent) -> None:
-        checking = self._looked_at()
+        checking = self._looks.end()
         assert isinstance(event, FileDone), "a file was looked into, and something else is said"
         file = checking.next_file
         file.is_right = True
@@ -287,11 +323,6 @@ class Admission:
                 self._at.uploads_used(peer, [file.stored.file])
         self._next(checking, event.failure, file.field)
 
-    def _looked_at(self) -> _Checking:
-        checking, self._active = self._active, None
-        assert checking is not None, "nobody asked for it"
-        return checking
-
     def _next(self, checking: _Checking, failure: Failure | None, field: str) -> None:
         """Go on with a request, after the others."""
         if checking.job.state == "checking":
@@ -300,7 +331,7 @@ class Admission:
             elif checking.is_complete:
                 checking.job.handle(Checked(checking.media))
             else:
-                self._waiting.append(checking)
+                self._queue(checking)
         self._go_on()
 
     def _keep(self, job: Job, file: _File, sha256: str) -> None:

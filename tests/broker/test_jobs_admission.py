@@ -278,22 +278,19 @@ def test_a_request_is_refused_when_there_is_no_room_for_its_files() -> None:
 def test_groups_07_what_is_another_request_under_one_key(shop: Shop) -> None:
     """Another output is; equal numbers aren't, whatever kind of number they are, nor is another priority."""
     client = busy(shop)
-    job = client.accepted("k", parameters={"scale": 1}, output="/out/a.mp4", priority=1)
-    for more in ({"parameters": {"scale": 1.0}}, {"priority": 5}, {"parameters": {"scale": 1, "prompt": None}}):
-        assert client.accepted("k", **{"parameters": {"scale": 1}, "output": "/out/a.mp4", **more}) == job
+    request: dict[str, Any] = {"parameters": {"scale": 1}, "output": "/out/a.mp4"}
+    job = client.accepted("k", priority=1, **request)
+    same: list[dict[str, Any]] = [{"parameters": {"scale": 1.0, "prompt": None}}, {"priority": 5}]
+    for more in same:
+        assert client.accepted("k", **{**request, **more}) == job
     assert client.info(job).priority == 1
-    for more in (
-        {"parameters": {"scale": 2}},
-        {"parameters": {"scale": True}},
-        {"output": ""},
-        {"output": "/out/b.mp4"},
-    ):
-        failure = client.refused("k", **{"parameters": {"scale": 1}, "output": "/out/a.mp4", **more})
-        assert failure.field == "key"
+    others: list[dict[str, Any]] = [{"parameters": {"scale": 2}}, {"output": ""}, {"output": "/out/b.mp4"}]
+    for more in others:
+        assert client.refused("k", **{**request, **more}).field == "key"
 
 
 def test_requests_are_looked_at_in_turns(shop: Shop) -> None:
-    """One with many files doesn't hold up one with few; the store has one thing of them to do at a time."""
+    """One with many files doesn't hold up one with few; the disk has one thing of them to do at a time."""
     client = busy(shop)
     shop.works = False
     client.submit("many", "r2v", media={"images": (Media("/in/b.png"),) * 3})
@@ -306,6 +303,28 @@ def test_requests_are_looked_at_in_turns(shop: Shop) -> None:
     shop.works = True
     shop.settle()
     assert [each.key for each in client.heard(m.JobAccepted)] == ["few", "many"]
+
+
+def test_groups_14_clients_take_turns_while_their_requests_are_checked(shop: Shop) -> None:
+    """Ten requests of one client, whose files take long to look into, hold up another client's for two at most."""
+    client, other = busy(shop), shop.client("other")
+    video = client.upload(b"video of many hours")
+    shop.works = False
+    for index in range(10):
+        client.submit(f"long {index}", "v2v", media={"video": (video,)})
+    other.submit("short", "t2v", output="/out/a.mp4")
+    other.submit("short too", "v2v", media={"video": (VIDEO,)})
+    kinds = [type(errand).__name__ for errand in shop.disk.errands]
+    assert kinds == ["InspectFile", "CheckOutput"]  # side by side
+    shop.disk.errands.rotate(1)
+    shop.work()  # the disk doesn't wait for what is looked into
+    assert [each.key for each in other.heard(m.JobAccepted)] == ["short"]
+    shop.disk.errands.rotate(1)
+    shop.work()
+    for _ in range(3):  # two of the other client's, then its own
+        shop.work()
+    assert [each.key for each in other.heard(m.JobAccepted)] == ["short", "short too"]
+    assert len(client.heard(m.JobAccepted)) == 2
 
 
 def test_a_client_that_goes_while_its_request_is_checked_gets_its_job(shop: Shop) -> None:
