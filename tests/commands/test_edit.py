@@ -189,7 +189,8 @@ def test_ctrl_c_leaves_a_job_to_the_workers(reelwire: Reelwire, where: Mapping[s
         process.send_signal(signal.SIGINT)
         _, err = process.communicate(timeout=LIMIT_S)
         (job,) = client.jobs()
-        assert (process.returncode, job.job in err) == (1, True)
+        assert process.returncode == 1
+        assert job.job in err or "perhaps the one under the key left" in err, err
         assert not job.ended
         client.job(job.job).cancel()
 

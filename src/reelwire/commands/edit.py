@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -166,13 +167,15 @@ def _run(
 
     settings = load_settings(config).resolve("client", ClientSettings, {"endpoint": endpoint}).value
     jobs: list[tuple[Task, Job]] = []
+    keys: list[str] = []
     failed: list[str] = []
     with stopped_by_signals(), Client(settings.endpoint, connect_timeout_s=settings.connect_timeout_s) as client:
         try:
             _await_workers(client, worker_wait)
             for number, task in enumerate(tasks):
                 where = f"tasks[{number}]." if len(tasks) > 1 else ""
-                jobs.append((task, _submitted(client, task, [job for _, job in jobs], where)))
+                keys.append(str(task.given.get("key") or uuid.uuid4()))
+                jobs.append((task, _submitted(client, task, keys[-1], [job for _, job in jobs], where)))
             if detach:
                 _say_ids(jobs, as_json)
                 return
@@ -187,8 +190,10 @@ def _run(
                     failed.append(f"{job.id}: {error}")
                     rows.append({"job": job.id, "state": job.status().state, "reason": str(error)})
         except KeyboardInterrupt:
-            ids = ", ".join(job.id for _, job in jobs)
-            raise ReelwireError(f"left; goes on without this command: {ids}" if ids else "stopped") from None
+            ids = [job.id for _, job in jobs]
+            if len(keys) > len(ids):
+                ids.append(f"perhaps the one under the key {keys[-1]}")
+            raise ReelwireError(f"left; goes on without this command: {', '.join(ids)}" if ids else "stopped") from None
         except ReelwireError as error:
             if jobs:
                 error.add_note(f"submitted already, and going on: {', '.join(job.id for _, job in jobs)}")
@@ -209,14 +214,14 @@ def _await_workers(client: Client, wait_s: float) -> None:
             first_job_kinds(client, wait_s)
 
 
-def _submitted(client: Client, task: Task, before: list[Job], where: str) -> Job:
+def _submitted(client: Client, task: Task, key: str, before: list[Job], where: str) -> Job:
     """Submit a request; where the queue is full with those before it, when the oldest of them has ended."""
     spec = client.job_kinds.get(task.task)
     values: dict[str, Any] = dict(task.texts) if spec is None else typed(spec, task.texts)
     waiting = list(before)
     while True:
         try:
-            return client.submit_edit(task.task, **task.given, **values)
+            return client.submit_edit(task.task, **{**task.given, "key": key}, **values)
         except RequestError as error:
             raise RequestError(f"{where}{error.field}", error.reason) from None
         except OverloadError as error:
