@@ -429,13 +429,14 @@ class Leader:
 
     def _decide(self, order: Order, act: Act, **more: Any) -> list[AnyAction]:
         """The same for all ranks."""
-        if not self._others:
-            return self._order(order)
-        self._number += 1
         wanted = [number_of(job) for actor in self._actors.values() for job in actor.waiting] + self.jobs.unbegun
         if act in ("initialize", "run", "start"):
             wanted.append(more["sequence"])
-        decision = Decision(self._number, act, below=self._bodies.forget(wanted), **more)
+        below = self._bodies.forget(wanted)
+        if not self._others:
+            return self._order(order)
+        self._number += 1
+        decision = Decision(self._number, act, below=below, **more)
         return [Tell(decision), *self._order(order, decision)]
 
     def _order(self, order: Order, decision: Decision | None = None) -> list[AnyAction]:

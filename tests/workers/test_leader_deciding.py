@@ -295,3 +295,15 @@ def test_groups_02_a_group_of_one_decides_without_anybody(toy: Any) -> None:
     rig.done(NO)  # nobody else has to be met again
     assert isinstance(rig.order, StepJob)
     assert not rig.told
+
+
+@pytest.mark.parametrize("world", [1, 2])
+def test_groups_02_a_leader_forgets_the_sessions_that_are_over(toy: Any, world: int) -> None:
+    """However many come and go, alone or with others: what it keeps of them doesn't grow."""
+    rig = LeadRig(toy.spec, world=world).formed()
+    for number in range(1, 30):
+        rig.live(number, f"s{number}")
+        rig.hear(release(f"s{number}"))
+        rig.settle()
+    numbers = rig.core._leader._bodies
+    assert len(numbers._releases) + len(numbers._haves) <= 2
