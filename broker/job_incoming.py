@@ -1,7 +1,8 @@
 """Files that come in parts: uploads of clients, checkpoints and results of workers.
 
 Who sends may send the parts below a grant, which is a few parts ahead of what is written; each once, in order, in full. A
-part that is anything else ends it, and so does a sender that owes parts and says nothing for `stall_s`.
+part that is anything else ends it, and so does a sender that owes parts and says nothing for `stall_s`. What clients may have
+on its way is bounded for each and for all, as it is in memory until it is written; they take turns at that.
 """
 
 from __future__ import annotations
@@ -23,6 +24,9 @@ from .timers import Timers
 
 WINDOW_PARTS = 4
 """Parts of a file that may be on their way, or not written yet."""
+UPLOAD_PARTS_PER_CLIENT_MAX = 16
+UPLOAD_PARTS_MAX = 256
+"""The same of all uploads, of one client and of all: a client that doesn't send what it may holds up no others."""
 
 
 @dataclass(slots=True, eq=False)
@@ -48,6 +52,7 @@ class Receiving:
         ticket: of the store.
         next: the part that comes next.
         granted: parts below it may come.
+        written: parts below it are in the store.
     """
 
     peer: Peer
@@ -60,11 +65,17 @@ class Receiving:
     ticket: int = 0
     next: int = 0
     granted: int = 0
+    written: int = 0
 
     @property
     def parts(self) -> int:
         """In how many parts it comes."""
         return parts_of(self.nbytes)
+
+    @property
+    def window(self) -> int:
+        """Parts below it may be granted."""
+        return min(self.written + WINDOW_PARTS, self.parts)
 
 
 class Incoming:
@@ -82,6 +93,9 @@ class Incoming:
         self._coming: dict[tuple[Peer, str], Receiving] = {}
         self._by_ticket: dict[int, Receiving] = {}
         self._stalls: Timers[int] = Timers()
+        self._wanting: dict[Peer, dict[int, Receiving]] = {}
+        self._given: Counter[Peer] = Counter()
+        self._given_total = 0
 
     def __len__(self) -> int:
         return len(self._coming)
@@ -178,6 +192,19 @@ class Incoming:
             assert receiving.next <= receiving.granted <= receiving.parts, "a part that wasn't granted"
             owed = receiving.next < receiving.granted
             assert not owed or receiving.ticket in self._stalls, "a sender may be silent for ever"
+        given: Counter[Peer] = Counter()
+        for receiving in self._coming.values():
+            if receiving.by == "upload":
+                given[receiving.peer] += receiving.granted - receiving.written
+                is_wanting = receiving.ticket in self._wanting.get(receiving.peer, {})
+                assert is_wanting == (receiving.granted < receiving.window), (
+                    "an upload's turn never comes, or for nothing"
+                )
+        assert +given == self._given, "parts of uploads don't add up"
+        assert all(self._given.values()), "a client that is given nothing"
+        assert self._given_total == given.total() <= UPLOAD_PARTS_MAX, "too many parts of uploads"
+        assert max(given.values(), default=0) <= UPLOAD_PARTS_PER_CLIENT_MAX, "too many parts of one client"
+        assert all(self._wanting.values()), "a client's turn comes for nothing"
         return Counter(receiving.file for receiving in self._coming.values())
 
     def _answered(self, event: FileEvent) -> None:
@@ -191,7 +218,41 @@ class Incoming:
             self._end(receiving, failure, is_done=True)
 
     def _grant(self, receiving: Receiving, written: int) -> None:
-        granted = min(written + WINDOW_PARTS, receiving.parts)
+        freed, receiving.written = written - receiving.written, written
+        if receiving.by == "job":
+            self._allow(receiving, receiving.window)
+            return
+        self._give(receiving.peer, -freed)
+        if receiving.granted < receiving.window:
+            self._wanting.setdefault(receiving.peer, {})[receiving.ticket] = receiving
+        self._share()
+
+    def _share(self) -> None:
+        """Grant what clients want, in turns, as far as the bounds allow."""
+        while self._given_total < UPLOAD_PARTS_MAX:
+            # Few can be passed over: those that have all that one may have.
+            peer = next((each for each in self._wanting if self._given[each] < UPLOAD_PARTS_PER_CLIENT_MAX), None)
+            if peer is None:
+                break
+            wanting = self._wanting.pop(peer)
+            ticket = next(iter(wanting))
+            receiving = wanting.pop(ticket)
+            left = min(UPLOAD_PARTS_PER_CLIENT_MAX - self._given[peer], UPLOAD_PARTS_MAX - self._given_total)
+            below = min(receiving.window, receiving.granted + left)
+            self._give(peer, below - receiving.granted)
+            if below < receiving.window:
+                wanting[ticket] = receiving
+            if wanting:
+                self._wanting[peer] = wanting
+            self._allow(receiving, below)
+
+    def _give(self, peer: Peer, parts: int) -> None:
+        self._given_total += parts
+        self._given[peer] += parts
+        if not self._given[peer]:
+            del self._given[peer]
+
+    def _allow(self, receiving: Receiving, granted: int) -> None:
         if granted > receiving.granted:
             before, receiving.granted = receiving.granted, granted
             receiving.grant(before, granted)
@@ -208,6 +269,12 @@ class Incoming:
         del self._coming[receiving.peer, receiving.name]
         del self._by_ticket[receiving.ticket]
         self._stalls.drop(receiving.ticket)
+        if receiving.by == "upload":
+            self._give(receiving.peer, receiving.written - receiving.granted)
+            wanting = self._wanting.get(receiving.peer, {})
+            if wanting.pop(receiving.ticket, None) is not None and not wanting:
+                del self._wanting[receiving.peer]
+            self._share()
         if not is_done:
             self._shelf.drop(receiving.ticket)
         takers, receiving.takers = receiving.takers, []

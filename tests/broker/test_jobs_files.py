@@ -265,6 +265,32 @@ def test_a_file_that_comes_while_the_last_one_lets_go_of_it_stays(shop: Shop) ->
     assert not worker.runs
 
 
+def test_groups_09_what_clients_may_have_on_its_way_is_bounded(shop: Shop) -> None:
+    """For each and for all; one that doesn't send holds up no others, and whoever leaves gives others their turn."""
+    clients = [shop.client(f"c{index}") for index in range(18)]
+    shop.checks = False
+    for client in clients:
+        for index in range(5):
+            client.say(m.BeginUpload(f"u{index}", "video", 8 * MIB, sha256(f"{client.name} {index}".encode())))
+    shop.checks = True
+    shop.turn()
+
+    def granted(client: Any) -> int:
+        below = {grant.upload: grant.parts for grant in client.heard(m.UploadGrant)}
+        return sum(below.values())
+
+    assert [granted(client) for client in clients] == [16] * 16 + [0, 0]
+    for index in range(3):  # what is written makes room, in turns
+        clients[0].say(m.UploadPart("u0", index, TensorRef("uint8", (MIB,), Inline(bytes(MIB)))))
+    assert [granted(client) for client in clients] == [17, *[16] * 15, 1, 1]
+    for client in clients[1:3]:
+        shop.drop(client)
+    assert [granted(client) for client in clients[16:]] == [16, 16]
+    for client in clients[3:]:
+        shop.drop(client)
+    assert granted(clients[0]) == 3 + 16
+
+
 # --- results -----------------------------------------------------------------------------------------------------------
 
 
