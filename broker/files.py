@@ -38,8 +38,9 @@ from .actions import (
 )
 from .events import FileDone, PartRead, PartStored
 from .exporting import existing, placed
+from .job_record import FILE_NAME
 from .media_roots import MediaRoots, Refused
-from .state_folder import FILE_NAME, sync_folder
+from .state_folder import sync_folder
 
 FileEvent = PartStored | FileDone | PartRead
 FREE_BYTES = 64 << 20

@@ -18,11 +18,10 @@ from .desk import described, shortened
 from .fitting import fitted
 from .job_base import Arriving, JobBase, Request
 from .job_desk import JobDesk, short
-from .job_files import SHA256
 from .job_news import info_of
 from .job_pace import STEPS_MAX, StepPace, is_sensible
 from .job_quota import Quota
-from .job_record import JobRecord, StoredFile
+from .job_record import FILE_NAME, JobRecord, StoredFile
 from .job_states import ENDED, PHASES, TRANSITIONS, WAITING, State
 
 
@@ -158,7 +157,7 @@ class Job(JobBase):
     def on_file(self, event: m.JobFile) -> None:
         """Take a checkpoint in, or the result: whatever came before is of no use then."""
         offer, limit = event.offer, self._at.config.result_bytes_max
-        if not SHA256.fullmatch(offer.file) or offer.nbytes < 1:
+        if not FILE_NAME.fullmatch(offer.file) or offer.nbytes < 1:
             self._refuse("malformed_files")
         elif event.role == "checkpoint":
             is_coming = self._arriving is not None and self._arriving.offer == offer

@@ -26,15 +26,15 @@ from .events import FileDone, Received
 from .job import Job
 from .job_base import JobBase
 from .job_desk import JobDesk, short
-from .job_files import SHA256, FileEvent
+from .job_files import FileEvent
 from .job_news import info_of
 from .job_quota import Quota
-from .job_record import JobRecord, StoredFile
+from .job_record import FILE_NAME, JobRecord, StoredFile
 from .job_states import Checked, Refused
 from .job_uploads import Uploads
 from .peers import Peer
+from .requests import KEY_CHARACTERS_MAX
 
-KEY_CHARACTERS_MAX = 256
 PRIORITY_MAX = 100
 PATH_CHARACTERS_MAX = 4096
 EXACT_MAX = 1 << 53
@@ -234,7 +234,7 @@ class Admission:
         if len(asked.path) > PATH_CHARACTERS_MAX:
             reason = f"a path of {len(asked.path)} characters; accepted: {PATH_CHARACTERS_MAX}"
             raise RequestError(file.field, reason)
-        if asked.sha256 and not SHA256.fullmatch(asked.sha256):
+        if asked.sha256 and not FILE_NAME.fullmatch(asked.sha256):
             raise RequestError(file.field, f"{shown(asked.sha256)} is no SHA-256; accepted: 64 of 0-9 and a-f")
         if asked.sha256 and not self._uploads.has(peer, asked.sha256):
             raise RequestError(file.field, f"file {asked.sha256} isn't here; accepted: one that was uploaded before")

@@ -8,11 +8,10 @@ and removed it a moment later. So nothing is removed while something is imported
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, TypeVar
+from typing import Literal
 
 from .actions import DropFile, FileAction, RemoveFile
 from .desk import Desk
@@ -20,9 +19,6 @@ from .events import FileDone, PartRead, PartStored
 
 FileEvent = FileDone | PartStored | PartRead
 Holder = Literal["job", "upload"]
-SHA256 = re.compile(r"[0-9a-f]{64}")
-"""What files are called."""
-A = TypeVar("A", bound=FileAction)
 
 
 @dataclass(slots=True)
@@ -133,10 +129,6 @@ class Shelf:
         self._asked[self._tickets] = then
         self._desk.act(make(self._tickets))
         return self._tickets
-
-    def add(self, action: FileAction) -> None:
-        """Have something done that belongs to a ticket."""
-        self._desk.act(action)
 
     def drop(self, ticket: int) -> None:
         """Give up a file that comes in parts."""

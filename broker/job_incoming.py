@@ -144,7 +144,7 @@ class Incoming:
             self.lost(peer, name, reason)
         elif isinstance(data.place, Inline):
             receiving.next += 1
-            self._shelf.add(AppendPart(receiving.ticket, index, data.place.buffer))
+            self._desk.act(AppendPart(receiving.ticket, index, data.place.buffer))
             self._watch(receiving)
         return True
 

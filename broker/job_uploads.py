@@ -21,10 +21,9 @@ from reelwire.messages import Failure
 
 from .desk import shortened
 from .job_desk import JobDesk, short
-from .job_files import SHA256
 from .job_incoming import Taker
 from .job_quota import Giving, Quota
-from .job_record import StoredFile
+from .job_record import FILE_NAME, StoredFile
 from .peers import Peer
 
 NAME_CHARACTERS_MAX = 256
@@ -103,7 +102,7 @@ class Uploads:
         if not 0 < len(message.upload) <= NAME_CHARACTERS_MAX:
             reason = f"an upload's name has {len(message.upload)} characters; accepted: 1 to {NAME_CHARACTERS_MAX}"
             return Failure("request", reason)
-        if not SHA256.fullmatch(message.sha256):
+        if not FILE_NAME.fullmatch(message.sha256):
             reason = f"{shown(message.sha256)} is no SHA-256; accepted: 64 of 0-9 and a-f"
             return Failure("request", reason)
         if not 0 <= nbytes <= config.upload_bytes_max:

@@ -107,10 +107,7 @@ class Jobs:
     def store_stalled(self, reason: str) -> None:
         """The journal can't be written for the moment: what would have to be is refused; empty: it can be again."""
         self._at.stalled = shortened(reason)
-        if reason:
-            self._desk.log("error", "store_stalled", reason=reason)
-        else:
-            self._desk.log("info", "store_goes_on")
+        self._desk.log("error" if reason else "info", "store_stalled" if reason else "store_goes_on", reason=reason)
 
     def file(self, event: PartStored | FileDone | PartRead) -> None:
         """The store says something."""
@@ -163,7 +160,6 @@ class Jobs:
 
     def assign(self) -> None:
         """Let every group that is free begin the first job that it can do."""
-        self._desk.is_job_due = False
         if self.draining or not self._at.queue:
             return
         for group in self._at.groups.formed():

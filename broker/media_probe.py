@@ -1,8 +1,10 @@
-"""What is in a file that a stranger has sent: looked into by a process of its own, which may do nothing else.
+"""What is in a file that a stranger has sent: looked into by a process of its own, not by the broker.
 
 ``python -P -m reelwire.broker.media_probe PARENT_PID`` reads a JSON object a line, `Question`, and answers each with
 another: ``{"facts": {...}}`` or ``{"refused": "..."}``. FFmpeg gets an open file and no protocol, and only readers of single
-files, so that a playlist leads nowhere. The process can't write a file, has bounds on memory and time, and dies with the broker.
+files, so that a playlist leads nowhere. The process can put no bytes into a file, has bounds on memory, time and descriptors,
+and dies with the broker. That bounds what a broken file costs. It is no sandbox: the process is the broker's user, and could
+read what that may read.
 
 What counts is what a reader would get. The packets of a clip are counted, whatever its headers claim; one that is cut in
 the middle of a packet is refused, and so is one whose first frame, or whose last frames from the last key frame on,

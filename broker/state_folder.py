@@ -28,9 +28,8 @@ from reelwire.endpoints import parse as parse_endpoint
 from reelwire.errors import ConfigError
 
 from .config import BrokerConfig
+from .job_record import FILE_NAME
 
-FILE_NAME = re.compile(r"[0-9a-f]{64}")
-"""What files of the store are called: their SHA-256."""
 _INCOMING_NAME = re.compile(r"[0-9]+\.part")
 _FILES, _INCOMING, _JOURNAL, _LOCK = "files", "incoming", "journal.sqlite3", "lock"
 _TEMPORARY = "reelwire-broker-"

@@ -43,8 +43,7 @@ class Store:
         post: takes events, on the store's threads.
 
     Attributes:
-        saved: what the brokers before have left.
-        missing: files that a record refers to and that aren't there; jobs fail when they need them.
+        saved: what the brokers before have left; a file that a record refers to may be gone, if somebody has removed it.
     """
 
     def __init__(
@@ -55,9 +54,7 @@ class Store:
         self._journal = journal
         self._post = post
         self.saved = Saved(journal.begin(), journal.load(), str(folder.files))
-        referred = {each.file for each in _referred(self.saved.records)}
-        folder.clean(referred)
-        self.missing = tuple(sorted(file for file in referred if not (folder.files / file).exists()))
+        folder.clean({each.file for each in _referred(self.saved.records)})
         self._prober = Prober()
         self._files = Files(
             folder.files,

@@ -113,17 +113,19 @@ def test_groups_07_what_is_stored_is_found_by_the_next_broker(broker: Callable[.
     assert (second.saved.incarnation, second.saved.records) == (2, jobs)
     assert sorted(path.name for path in Path(second.saved.files).iterdir()) == sorted(kept[:4])
     assert list((tmp_path / "state" / "incoming").iterdir()) == []
-    assert second.store.missing == ()
 
 
-def test_a_file_that_a_record_refers_to_and_that_is_gone_is_named(broker: Callable[..., Broker]) -> None:
-    """The broker starts nevertheless: other jobs don't need it."""
+def test_a_file_that_a_record_refers_to_may_be_gone(broker: Callable[..., Broker]) -> None:
+    """The broker starts nevertheless, as other jobs don't need it, and whoever does is told."""
     first = broker()
     first.persist(record(1, result=StoredFile(SHA, 7)), record(2))
     first.store.close(LIMIT_S)
     second = broker()
-    assert second.store.missing == (SHA,)
     assert len(second.saved.records) == 2
+    second.store.perform(ReadPart(1, SHA, 0))
+    part = second.next(PartRead)
+    assert part.data == b""
+    assert part.reason
 
 
 def test_two_brokers_never_have_one_store(broker: Callable[..., Broker]) -> None:
