@@ -7,6 +7,7 @@ answered, which is between two steps of a job as well, the first of these that t
 1. leave, when the process was asked to stop and has nothing left;
 2. end the job: it was cancelled, or has failed somewhere;
 3. meet again in a new process group, after a failure anywhere: a rank that raises leaves the old one, which frees the others;
+   where all have refused what was to be begun, none has raised;
 4. keep the job's state in a file, which is this rank's business alone;
 5. streaming: the oldest of what waits at the stages that the group computes, if all ranks have what it is about;
 6. the next step of the job, or the beginning of one that all have.
@@ -266,7 +267,7 @@ class Leader:
     def _answered(self, pending: Pending) -> list[AnyAction]:
         failure, report = pending.failure, pending.report
         assert report is not None, "this rank hasn't answered"
-        if failure is not None and self._others:
+        if pending.is_apart and self._others:
             self._is_broken = True
         match pending.order:
             case AtStage():

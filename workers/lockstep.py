@@ -52,11 +52,13 @@ class Failed:
         number: of the decision; 0: the other ranks weren't told of it.
         failure: why.
         is_broken: another rank is to blame for it.
+        is_apart: it has left its process group by that.
     """
 
     number: int
     failure: Failure
     is_broken: bool
+    is_apart: bool = True
 
 
 @dataclass(slots=True)
@@ -101,6 +103,11 @@ class Pending:
         return cause.failure
 
     @property
+    def is_apart(self) -> bool:
+        """Whether some rank has left the process group by it, so that they must meet again; not if all have only refused."""
+        return any(each.is_apart for each in self.failures.values())
+
+    @property
     def what(self) -> str:
         """A few words on it."""
         return type(self.order).__name__ if self.decision is None else self.decision.act
@@ -110,9 +117,9 @@ class Pending:
         """Whether a job goes on by it."""
         return isinstance(self.order, StartJob | StepJob)
 
-    def fail(self, rank: int, failure: Failure, *, is_broken: bool) -> None:
+    def fail(self, rank: int, failure: Failure, *, is_broken: bool, is_apart: bool) -> None:
         """A rank couldn't do it; what it couldn't do before explains that better."""
-        self.failures.setdefault(rank, Failed(self.number, failure, is_broken))
+        self.failures.setdefault(rank, Failed(self.number, failure, is_broken, is_apart))
 
 
 class Underway:
@@ -155,7 +162,7 @@ class Underway:
         pending.missing.discard(0)
         failure = failure_of(report)
         if failure is not None:
-            pending.fail(0, failure, is_broken=report.broken)
+            pending.fail(0, failure, is_broken=report.broken, is_apart=report.apart)
         return failure
 
     def answered(self, rank: int, outcome: Outcome) -> bool:
@@ -165,7 +172,7 @@ class Underway:
             return False
         pending.missing.discard(rank)
         if outcome.failure is not None:
-            pending.fail(rank, outcome.failure, is_broken=outcome.broken)
+            pending.fail(rank, outcome.failure, is_broken=outcome.broken, is_apart=outcome.apart)
         return True
 
     def without(self, rank: int) -> None:

@@ -363,7 +363,7 @@ class RankCore(Attachment):
         said: list[AnyAction] = [] if failure is None else [order_failed(report, failure)]
         if decision is None:
             return [*said, *self._load_done(report, failure)]
-        said.append(Tell(Outcome(decision.number, failure, report.broken)))
+        said.append(Tell(Outcome(decision.number, failure, report.broken, report.apart)))
         if decision.act == "leave":  # and end when the leader has: so the broker hears it of the leader first
             self._has_left, self._order_due_at = True, now + 2 * LEAVE_S
         ahead, self._ahead = self._ahead, None

@@ -155,12 +155,14 @@ class Outcome:
     Attributes:
         number: of the decision.
         failure: why it couldn't.
-        broken: it failed because a collective did, so another rank is to blame.
+        broken: another rank is to blame for it: a collective failed, or that one refuses what was about to be begun.
+        apart: of a failure: with it this rank has left the process group; False: none has, as nothing was begun.
     """
 
     number: int
     failure: Failure | None = None
     broken: bool = False
+    apart: bool = True
 
 
 @dataclass(frozen=True, slots=True)

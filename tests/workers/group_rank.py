@@ -324,6 +324,10 @@ class Rank:
         elif len(meet.entered) == world.size and self.is_thrown_out():
             self.finish(BROKE, is_broken=True)
         elif len(meet.entered) == world.size:
+            order = self.thread.order
+            if meet.fails_everywhere and isinstance(order, AtStage) and isinstance(order.job.work, m.InitializeStage):
+                self.finish(m.Failure("request", "all refuse it"), is_apart=False)
+                return
             late = meet.fails_everywhere or world.failing(self, None)
             self.finish(m.Failure("stage", "all raise") if late else None)
         else:
@@ -341,7 +345,7 @@ class Rank:
             return False
         return self.world.chance.random() < 0.5
 
-    def finish(self, failure: Any, *, is_broken: bool = False) -> None:
+    def finish(self, failure: Any, *, is_broken: bool = False, is_apart: bool = True) -> None:
         """It reports."""
         thread = self.thread
         order, had_collective = thread.order, bool(thread.met)
@@ -359,10 +363,11 @@ class Rank:
         if failure is not None:
             if isinstance(order, StartJob | StepJob) and not is_broken and failure is not NO_JOB:
                 self.world.note_cause(self, failure)
-            thread.round = 0
+            if is_apart:
+                thread.round = 0
             if isinstance(order, StartJob | StepJob | CloseJob):
                 thread.job = None  # closed, whatever its end raises
-        report = group_events.OrderReport(order, failure, is_broken, took_s=0.5, **more)
+        report = group_events.OrderReport(order, failure, is_broken, took_s=0.5, apart=is_apart, **more)
         self.handle(group_events.OrderDone(self.world.now, report))
 
     def count_unkept(self, order: Any, failure: Any, more: dict[str, Any]) -> None:

@@ -215,11 +215,13 @@ class LeadRig(GroupRig):
         """The newest."""
         return next(message for message in reversed(self.told) if isinstance(message, Decision))
 
-    def answer(self, *ranks: int, failure: m.Failure | None = None, is_broken: bool = False) -> None:
+    def answer(
+        self, *ranks: int, failure: m.Failure | None = None, is_broken: bool = False, is_apart: bool = True
+    ) -> None:
         """Other ranks have done what was decided, of two decisions the one that is due; or say again that they have."""
         for rank in ranks or range(1, self.world):
             self.answered[rank] = min(self.answered[rank] + 1, self.decided().number)
-            self.link(rank, Outcome(self.answered[rank], failure, is_broken))
+            self.link(rank, Outcome(self.answered[rank], failure, is_broken, is_apart))
 
     def have(self, sequence: int, *ranks: int, lacks: bool = False) -> None:
         """Other ranks have a body."""

@@ -175,7 +175,12 @@ def test_groups_13_a_failure_on_another_rank_fails_the_task_with_its_reason(toy:
     rig.answer(2, failure=NO)
     rig.done(pieces=pieces)
     (failed,) = rig.take(m.StageFailed, m.TaskDone)
-    assert (failed.phase, failed.index, failed.failure.message, failed.failure.stage) == ("run", 0, "rank 2: no", "draw")
+    assert (failed.phase, failed.index, failed.failure.message, failed.failure.stage) == (
+        "run",
+        0,
+        "rank 2: no",
+        "draw",
+    )
     assert rig.wanted(TakeBack) == [TakeBack(pieces)]
     assert rig.decided().act == "form"
     assert rig.decided().round == 2
@@ -217,6 +222,30 @@ def test_groups_13_a_session_that_no_rank_has_is_not_released(toy: Any) -> None:
     rig.answer(failure=NO)
     rig.settle()
     assert rig.order is None
+
+
+@pytest.mark.parametrize("refuses", [0, 1])
+def test_groups_13_a_session_that_is_refused_costs_no_meeting(toy: Any, refuses: int) -> None:
+    """No rank has begun it, none has left the process group: what comes next does, and nothing is to be released."""
+    rig = LeadRig(toy.spec).formed()
+    rig.body(initialize(1))
+    elsewhere = m.Failure("stage", "another rank refuses it")
+    rig.done(elsewhere if refuses else NO, is_broken=refuses == 1, apart=False)
+    rig.answer(failure=NO if refuses else elsewhere, is_broken=refuses == 0, is_apart=False)
+    (failed,) = rig.take(m.StageFailed)
+    assert failed.failure.message == f"rank {refuses}: no"
+    assert rig.order is None
+    rig.body(initialize(2, "t"))
+    assert rig.decided().act == "initialize"
+
+
+def test_groups_13_a_session_that_is_refused_where_a_rank_broke_off_costs_a_meeting(toy: Any) -> None:
+    """One of them has left the process group all the same."""
+    rig = LeadRig(toy.spec).formed()
+    rig.body(initialize(1))
+    rig.done(NO, apart=False)
+    rig.answer(failure=BROKE, is_broken=True)
+    assert rig.decided().act == "form"
 
 
 def test_groups_13_a_job_outlives_a_failure_of_streaming(toy: Any) -> None:

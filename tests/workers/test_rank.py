@@ -230,6 +230,18 @@ def test_groups_13_a_failure_is_told_with_whether_another_is_to_blame(toy: Any, 
     assert code(rig) is None
 
 
+def test_groups_13_a_refusal_is_told_with_whether_it_broke_anything(toy: Any) -> None:
+    """A rank that has refused is in its process group still; one that couldn't begin at all has left it."""
+    rig = FollowRig(toy.spec).greeted()
+    rig.hear(initialize(1))
+    rig.decide("initialize", sequence=1)
+    rig.done(NO, apart=False)
+    assert rig.told[-1] == Outcome(1, NO, apart=False)
+    rig.decide("initialize", sequence=2)
+    rig.done()
+    assert rig.told[-1].apart
+
+
 @pytest.mark.parametrize(
     ("decision", "words"),
     [
