@@ -81,6 +81,11 @@ class Memories:
             for memory, place, text in self._reading.pop(reader):
                 memory.check(place, text)
 
+    def renamed(self, before: int, now: int) -> None:
+        """Somebody has another number, and reads what it read."""
+        for reader in [reader for reader in self._reading if reader[0] == before]:
+            self._reading.setdefault((now, *reader[1:]), []).extend(self._reading.pop(reader))
+
     def read_now(self) -> set[tuple[str, str]]:
         """Owners and segments that somebody reads."""
         return {(place.owner, place.segment) for read in self._reading.values() for _, place, _ in read}

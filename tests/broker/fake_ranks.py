@@ -46,7 +46,10 @@ class Rank(Worker):
             more.pop("memory", None)
         stages = more.pop("stages", ("encode", "denoise", "decode"))
         self.rig.peers[self.route] = self
+        before = self.attachment if self.epoch and not leads else 0
         self.hello(stages=stages if leads else (), jobs=(KIND,) if leads else (), grouped=("denoise",), **more)
+        if before:  # it is the same process, over another connection
+            self.rig.memory.renamed(before, self.attachment)
         return self
 
     def hear(self, attachment: int, message: Any) -> None:
