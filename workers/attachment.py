@@ -66,6 +66,7 @@ class Attachment(ABC):
         self._rejections = 0
         self._incarnation = 0
         self._drain_until: float | None = None
+        self._was_asked = False  # to stop, itself: whoever leads a group drains when another rank was asked, too
 
     @property
     def wake_at(self) -> float | None:
@@ -136,7 +137,7 @@ class Attachment(ABC):
             case Tick():
                 return self._tick(event)
             case ShutdownRequested():
-                return self._shut_down(event.now)
+                return self._asked_to_stop(event.now)
 
     def _greet(self, now: float) -> list[AnyAction]:
         """Say hello over a new connection."""
@@ -273,9 +274,13 @@ class Attachment(ABC):
 
     # --- the end -----------------------------------------------------------------------------------------------------
 
-    def _shut_down(self, now: float) -> list[AnyAction]:
-        if self._drain_until is not None:
+    def _asked_to_stop(self, now: float) -> list[AnyAction]:
+        if self._was_asked:
             return self._leave(1, "stopped at once, as asked for twice")
+        self._was_asked = True
+        return [] if self._drain_until is not None else self._shut_down(now)
+
+    def _shut_down(self, now: float) -> list[AnyAction]:
         draining = self._drain()
         if self._state != "attached":
             return [*draining, *self._leave(0, "stopped as asked for")]

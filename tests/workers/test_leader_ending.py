@@ -293,6 +293,21 @@ def test_groups_11_a_rank_that_is_asked_to_stop_stops_the_group(toy: Any) -> Non
     assert isinstance(rig.order, LeaveGroup)
 
 
+def test_groups_11_all_ranks_may_be_asked_to_stop_at_once(toy: Any) -> None:
+    """Whoever sends that to the whole group has asked this process once, also where another rank's farewell came first."""
+    rig = LeadRig(toy.spec).formed()
+    rig.live(1)
+    rig.link(1, Farewell("asked to stop", in_order=True))
+    stop(rig)
+    assert code(rig) is None
+    assert len(rig.take(m.Draining)) == 1
+    rig.hear(release())
+    rig.settle()
+    assert isinstance(rig.order, LeaveGroup)
+    stop(rig)
+    assert code(rig) == 1
+
+
 def test_groups_11_two_requests_end_it_at_once(toy: Any) -> None:
     """As with any worker; the other ranks are told."""
     rig = LeadRig(toy.spec).formed()
