@@ -400,6 +400,9 @@ class Jobs:
             sub.is_parked = True
             self._desk.act(e.Changed(e.news_of_call(sub.call)))
             return
+        for file in sub.files:
+            if file.field == failure.field:  # the broker may have needed its room: whoever asks anew is told
+                self._stored.discard(file.sha256)
         del self.submissions[sub.call]
         self._desk.done(sub.call, error=refusal_of(failure))
 

@@ -150,6 +150,15 @@ REFUSALS: list[tuple[Failure, type[ReelwireError]]] = [
 ]
 
 
+def test_files_of_a_refused_request_are_asked_for_again(attached: Rig) -> None:
+    """The broker may have given them up for something else: it says itself whether it has them."""
+    for call in (1, 2):
+        assert attached.call(e.SubmitJob, REQUEST, (B,)) == call
+        assert attached.sent[-1] == m.BeginUpload(f"{call}.0", B.field, B.nbytes, B.sha256)
+        attached.hear(m.UploadStored(f"{call}.0"))
+        attached.hear(m.JobRefused(Failure("request", "it isn't here", field=B.field), key="key"))
+
+
 @pytest.mark.parametrize(("failure", "kind"), REFUSALS)
 @pytest.mark.parametrize("at_upload", [True, False])
 def test_a_refusal_is_the_error_of_the_submission(
