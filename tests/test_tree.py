@@ -83,7 +83,7 @@ WORKER_TORCH_FILES = {"device", "values", "collectives"}
 DOCTOR = {"reelwire.commands.diagnosis"}
 WORKER_PIPELINE_FILES = {
     "runner", "stage_work", "group", "group_loop", "group_events", "job_runner", "results", "collectives", "emulated",
-    "emulated_jobs",
+    "emulated_jobs", "leader_jobs",
 }  # fmt: skip
 IMPURE = {
     "broker": {"loop", "endpoint", "store", "journal", "files", "exporting", "media_roots", "media_probe", "prober", "state_folder"},
