@@ -47,7 +47,7 @@ from reelwire.messages import (
     WorkerMessage,
 )
 
-from .actions import BuildStage, Log, Send
+from .actions import BuildStage, Send
 from .actor import Actor
 from .group_events import (
     AnyAction,
@@ -76,7 +76,18 @@ from .group_events import (
     Tell,
 )
 from .leader_jobs import LeaderJobs
-from .lockstep import LEAVE_S, Host, Numbers, Pending, Underway, failed_with, number_of, order_failed, unloadable
+from .lockstep import (
+    Host,
+    Numbers,
+    Pending,
+    Underway,
+    failed_with,
+    job_failed,
+    number_of,
+    order_failed,
+    unloadable,
+)
+from .patience import Patience
 
 ToLeaderOfJobs = RunJob | StopJob | ForgetJob | FilePart | FileGone | WantFile
 
@@ -107,16 +118,17 @@ class Leader:
         host: Host,
     ) -> None:
         """No epoch yet, and no weights."""
-        self.jobs = LeaderJobs(kinds, self._say)
+        self.jobs = LeaderJobs(kinds, self._say, step_timeout_s)
         self.loaded = self.formed = False
         self.counters = self.jobs.counters
-        self._place, self._step_timeout_s, self._actors, self._host = place, step_timeout_s, actors, host
+        self._place, self._actors, self._host = place, actors, host
         self._others = frozenset(range(1, place.world))
         self._bodies = Numbers(self._others)
         self._epoch = self._number = self._round = 0
         self._now = self._given_s = 0.0
         self._store = ""
         self._underway = Underway()
+        self._patience = Patience(place.group, step_timeout_s, self._underway, self._bodies, self.jobs)
         self._met: set[int] = set()
         self._has_begun = self._is_broken = self._is_winding_up = self._is_clear = False
         self._unloaded = bool(kinds)
@@ -136,15 +148,8 @@ class Leader:
     @property
     def due_at(self) -> float | None:
         """When `due` has something to do."""
-        times = [time for time in (self._deadline, self.jobs.due_at) if time is not None]
-        return min(times, default=None)
-
-    @property
-    def _deadline(self) -> float | None:
-        pending = self._underway.first
-        if pending is None or not self.loaded:
-            return None
-        return pending.since + (LEAVE_S if isinstance(pending.order, LeaveGroup) else self._step_timeout_s)
+        times = self._patience.due_at, self.jobs.due_at
+        return min((time for time in times if time is not None), default=None)
 
     def begin(self) -> None:
         """Load what is to be loaded."""
@@ -326,9 +331,7 @@ class Leader:
         attempt = self.jobs.current
         assert attempt is not None, "a step of no job"
         attempt.failure = failure
-        ranks = {str(rank): each.failure.message for rank, each in sorted(pending.failures.items())}
-        fields = {"job": attempt.run.job, "attempt": attempt.run.attempt, "reason": failure.message, "ranks": ranks}
-        return [Log("error", "job_failed", fields)]
+        return [job_failed(attempt.run, pending, failure)]
 
     # --- what comes next ---------------------------------------------------------------------------------------------------
 
@@ -449,14 +452,10 @@ class Leader:
     def due(self, now: float) -> list[AnyAction]:
         """Time has come: the ranks take too long, or something is to be said again."""
         self._now = self.jobs.now = now
-        pending, deadline = self._underway.first, self._deadline
-        if pending is None or deadline is None or now < deadline:
+        late = self._patience.late(now)
+        if late is None:
             return self.jobs.due()
-        if self._is_leaving():
-            return self._host.end(0, "stopped as asked for")
-        late = tuple(sorted(pending.missing))
-        who = f"rank{'s' if len(late) > 1 else ''} {', '.join(map(str, late))} of group {self._place.group}"
-        return self._over(late, f"{who} didn't answer within {self._step_timeout_s:g} s ({pending.what})")
+        return self._host.end(0, "stopped as asked for") if self._is_leaving() else self._over(*late)
 
     def _over(self, lost: Sequence[int], reason: str, *, tell: bool = True) -> list[AnyAction]:
         """The epoch is over."""

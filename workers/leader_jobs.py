@@ -15,8 +15,7 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal, cast
+from typing import TYPE_CHECKING, cast
 
 from reelwire.job_spec import JobSpec
 from reelwire.messages import (
@@ -38,6 +37,7 @@ from reelwire.messages import (
 from reelwire.spec import Plain
 
 from .actions import Log
+from .attempts import UNBEGUN, Attempt
 from .group_events import (
     AnyAction,
     DropFiles,
@@ -61,68 +61,6 @@ REPEAT_S = 10.0
 HAND_BACK_S = 5.0
 """How long a process that was asked to stop waits for the broker to take the last checkpoint."""
 
-State = Literal["finding", "fetching", "ready", "running", "encoding", "made", "ended", "handed"]
-UNBEGUN = ("finding", "fetching", "ready")
-
-
-@dataclass(slots=True, eq=False)
-class Attempt:
-    """One attempt at a job.
-
-    Attributes:
-        run: what is to be done.
-        state: see the module.
-        files: path of each of its files, by its name in the store.
-        missing: files that must be fetched, the one that is being fetched first.
-        asked: parts of that one that were asked for.
-        received: parts of it that came.
-        is_stopped: it ends at the next step.
-        is_unwanted: nobody wants to know of it.
-        failure: why it has failed.
-        progress: where it stands.
-        steps: steps of this stage that this attempt did.
-        done: steps of all stages before this one.
-        unkept: steps since its state was kept, or since the beginning.
-        keeps: its state could be kept where it stands.
-        kept: the newest checkpoint.
-        is_taken: the broker has asked for all parts of that.
-        is_asked_for: the broker has asked for some.
-        result: the result.
-        ended: how it has ended otherwise.
-        due_at: when an end that nobody answered is said again, or nobody waits for the checkpoint to be taken any more.
-    """
-
-    run: RunJob
-    state: State = "finding"
-    files: dict[str, str] = field(default_factory=dict)
-    missing: deque[FileOffer] = field(default_factory=deque)
-    asked: int = 0
-    received: int = 0
-    is_stopped: bool = False
-    is_unwanted: bool = False
-    failure: Failure | None = None
-    progress: JobProgress | None = None
-    steps: int = 0
-    done: int = 0
-    unkept: int = 0
-    keeps: bool = False
-    kept: JobFile | None = None
-    is_taken: bool = False
-    is_asked_for: bool = False
-    result: JobFile | None = None
-    ended: JobEnded | None = None
-    due_at: float | None = None
-
-    @property
-    def key(self) -> tuple[str, int]:
-        """Job and number of the attempt."""
-        return self.run.job, self.run.attempt
-
-    @property
-    def ends(self) -> bool:
-        """Whether it is closed at the next step."""
-        return self.is_stopped or self.failure is not None
-
 
 class LeaderJobs:
     """All attempts that a leader has.
@@ -130,6 +68,7 @@ class LeaderJobs:
     Args:
         kinds: the kinds of jobs that are done here.
         say: tells the broker something, if one is there.
+        limit_s: how long one may come no further in a state that waits for something else than the ranks' steps.
 
     Attributes:
         now: seconds; kept by the leader.
@@ -138,7 +77,9 @@ class LeaderJobs:
         counters: what was dropped, by reason.
     """
 
-    def __init__(self, kinds: Iterable[JobSpec], say: Callable[[WorkerMessage], list[AnyAction]]) -> None:
+    def __init__(
+        self, kinds: Iterable[JobSpec], say: Callable[[WorkerMessage], list[AnyAction]], limit_s: float
+    ) -> None:
         """Start with none."""
         self.now = 0.0
         self.current: Attempt | None = None
@@ -147,6 +88,7 @@ class LeaderJobs:
         self._suffixes = {kind.name: kind.suffix for kind in kinds}
         self._stages = {kind.name: kind.stages for kind in kinds}
         self._say = say
+        self._limit_s = limit_s
         self._all: dict[tuple[str, int], Attempt] = {}
 
     # --- what the leader asks ------------------------------------------------------------------------------------------
@@ -182,7 +124,8 @@ class LeaderJobs:
     @property
     def due_at(self) -> float | None:
         """When `due` has something to do."""
-        return min((each.due_at for each in self._all.values() if each.due_at is not None), default=None)
+        times = [time for each in self._all.values() for time in (each.due_at, self._late_at(each)) if time is not None]
+        return min(times, default=None)
 
     # --- what the broker says ------------------------------------------------------------------------------------------
 
@@ -213,7 +156,7 @@ class LeaderJobs:
             return self._drop("duplicate", run)
         older = [each for each in self._all.values() if each.run.job == run.job]
         actions = [action for each in older for action in self._let_go(each)]
-        attempt = self._all[run.job, run.attempt] = Attempt(run)
+        attempt = self._all[run.job, run.attempt] = Attempt(run, moved_at=self.now)
         if run.kind not in self._suffixes:
             known = ", ".join(self._suffixes) or "none"
             failure = Failure("request", f"there is no {run.kind!r} here; accepted: {known}", field="kind")
@@ -252,7 +195,7 @@ class LeaderJobs:
             if attempt.run.sequence == event.sequence and attempt.state == "finding":
                 attempt.files.update(event.files)
                 attempt.missing = deque(event.missing)
-                attempt.state = "fetching" if attempt.missing else "ready"
+                attempt.state, attempt.moved_at = "fetching" if attempt.missing else "ready", self.now
                 return self._fetch()
         return []
 
@@ -264,7 +207,7 @@ class LeaderJobs:
         offer = attempt.missing[0]
         if not offer.parts:
             return self._end(attempt, Failure("request", f"file {offer.file} is empty; accepted: pictures and videos"))
-        attempt.asked = min(WINDOW_PARTS, offer.parts)
+        attempt.asked, attempt.moved_at = min(WINDOW_PARTS, offer.parts), self.now
         return self._say(WantFile(offer.file, 0, attempt.asked))
 
     def _fetching(self) -> Attempt | None:
@@ -276,7 +219,7 @@ class LeaderJobs:
             return self._drop("unexpected", part)
         if attempt.received >= attempt.asked:
             return self._drop("beyond_grant", part)
-        attempt.received += 1
+        attempt.received, attempt.moved_at = attempt.received + 1, self.now
         return [WritePart(attempt.missing[0], part)]
 
     def written(self, event: PartWritten) -> list[AnyAction]:
@@ -286,6 +229,7 @@ class LeaderJobs:
             return []
         if event.failure is not None:
             return self._end(attempt, event.failure)
+        attempt.moved_at = self.now
         if event.path:
             attempt.files[event.file] = event.path
             attempt.missing.popleft()
@@ -345,7 +289,8 @@ class LeaderJobs:
         """All ranks have come to the end of the current job."""
         attempt, self.current = self.current, None
         assert attempt is not None, "the end of no job"
-        attempt.state, attempt.progress = "encoding", JobProgress(*attempt.key, "encoding")
+        attempt.state, attempt.moved_at = "encoding", self.now
+        attempt.progress = JobProgress(*attempt.key, "encoding")
         make = MakeResult(*attempt.key, self._suffixes[attempt.run.kind], output)
         return [*self._tell(attempt, attempt.progress), make]
 
@@ -451,8 +396,12 @@ class LeaderJobs:
         return self._drop_unbegun()
 
     def due(self) -> list[AnyAction]:
-        """Time has come: say again how those ended of which nobody wants to know, yet."""
+        """Time has come: say again how those ended of which nobody wants to know, yet; give up those that don't move."""
         actions: list[AnyAction] = []
+        for attempt in list(self._all.values()):
+            late_at = self._late_at(attempt)
+            if late_at is not None and late_at <= self.now:
+                actions += self._give_up(attempt)
         for attempt in [each for each in self._all.values() if each.due_at is not None and each.due_at <= self.now]:
             if attempt.state == "handed":
                 actions += self._remove(attempt)
@@ -461,6 +410,20 @@ class LeaderJobs:
             word = attempt.result or attempt.ended
             actions += [] if word is None else self._say(word)
         return actions
+
+    def _late_at(self, attempt: Attempt) -> float | None:
+        """When it has come no further for too long; what waits for other ranks isn't late by itself."""
+        if attempt.state in ("finding", "encoding") or attempt is self._fetching():
+            return attempt.moved_at + self._limit_s
+        return None
+
+    def _give_up(self, attempt: Attempt) -> list[AnyAction]:
+        if attempt.is_unwanted:
+            return self._remove(attempt)
+        what = "its result wasn't written" if attempt.state == "encoding" else "its files weren't looked for"
+        if attempt.state == "fetching":
+            what = f"no more of its file {attempt.missing[0].file} came"
+        return self._end(attempt, Failure("timeout", f"{what} within {self._limit_s:g} s"))
 
     def check(self) -> None:
         """Assert what always holds."""

@@ -250,6 +250,10 @@ class Numbers:
         """Whether all other ranks have a body; nobody needs to have number 0."""
         return not number or self._haves.get(number, set()) >= self._others
 
+    def lacking(self, number: int) -> tuple[int, ...]:
+        """The ranks that haven't said that they have a body."""
+        return tuple(sorted(self._others - self._haves.get(number, set()))) if number else ()
+
     def is_shared(self, number: int) -> bool:
         """Whether some rank lacks files of a job."""
         return number in self._lacking
@@ -286,6 +290,14 @@ def order_failed(report: OrderReport, failure: Failure) -> Log:
     """What the log says of an order that couldn't be done."""
     fields = {"order": type(report.order).__name__, "reason": failure.message, "is_broken": report.broken}
     return Log("error", "order_failed", {**fields, "traceback": report.traceback})
+
+
+def job_failed(run: RunJob, pending: Pending, failure: Failure) -> Log:
+    """What the log says of a job that has failed, with what each rank says of it."""
+    ranks = {str(rank): each.failure.message for rank, each in sorted(pending.failures.items())}
+    return Log(
+        "error", "job_failed", {"job": run.job, "attempt": run.attempt, "reason": failure.message, "ranks": ranks}
+    )
 
 
 def unloadable(failure: Failure) -> tuple[int, str]:

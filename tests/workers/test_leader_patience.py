@@ -1,0 +1,75 @@
+"""What a leader waits for no longer: jobs that come no further, and ranks that don't say that they could begin one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from reelwire import messages as m
+from reelwire.workers.group_events import DropFiles, FilesFound, PartWritten, ResultMade, StartJob
+
+from .group_rig import LeadRig, offer, part, run_job
+from .test_leader_jobs import RESULT, encoding
+
+
+@pytest.mark.parametrize("state", ["finding", "fetching", "encoding"])
+def test_groups_13_a_job_that_comes_no_further_is_given_up(toy: Any, state: str) -> None:
+    """After step_timeout_s without a part, or a word of the thread that looks or encodes; the group takes the next one."""
+    rig = LeadRig(toy.spec).formed()
+    if state == "encoding":
+        encoding(rig)
+    else:
+        rig.hear(run_job(1, "j", 1, offer("a", 3)))
+    if state == "fetching":
+        rig.do(FilesFound(rig.now, 1, {}, (offer("a", 3),)))
+        rig.tick(29.0)
+        rig.hear(part("a", 0))
+        rig.tick(29.0)
+        rig.do(PartWritten(rig.now, "a", 1))
+    rig.tick(29.0)
+    assert not rig.take(m.JobEnded)
+    rig.tick(2.0)
+    (ended,) = rig.take(m.JobEnded)
+    assert (ended.state, ended.failure.kind) == ("failed", "timeout")
+    assert "within 30 s" in ended.failure.message
+    assert rig.stopped is None
+    if state == "encoding":
+        rig.wanted(DropFiles)
+        rig.do(ResultMade(rig.now, "j", 1, RESULT))
+        assert rig.wanted(DropFiles) == [DropFiles("j", 1, "result")]
+    rig.body_of_job(2, "next")
+    assert isinstance(rig.order, StartJob)
+
+
+def test_groups_13_a_job_waits_its_turn_as_long_as_that_takes(toy: Any) -> None:
+    """Whether all have what it needs, or another one's files are fetched first."""
+    rig = LeadRig(toy.spec).formed()
+    rig.running(1)
+    rig.body_of_job(2, "next")
+    rig.hear(run_job(3, "b", 1, offer("b", 9)), run_job(4, "c", 1, offer("c")))
+    rig.do(FilesFound(rig.now, 3, {}, (offer("b", 9),)))
+    rig.do(FilesFound(rig.now, 4, {}, (offer("c"),)))
+    for step in range(1, 6):
+        rig.tick(20.0)
+        rig.hear(part("b", step - 1))
+        rig.do(PartWritten(rig.now, "b", step))
+        rig.step(step)
+    assert not rig.take(m.JobEnded)
+    assert rig.stopped is None
+
+
+def test_groups_04_a_rank_that_never_has_what_a_job_needs_ends_the_epoch(toy: Any) -> None:
+    """It is named, and whoever has it isn't."""
+    rig = LeadRig(toy.spec, world=4).formed()
+    rig.hear(run_job(1))
+    rig.do(FilesFound(rig.now, 1))
+    rig.have(1, 2)
+    rig.tick(29.0)
+    assert rig.stopped is None
+    rig.tick(2.0)
+    (lost,) = rig.take(m.RanksLost)
+    assert lost.ranks == (1, 3)
+    assert "ranks 1, 3 of group g didn't say within 30 s that what job j needs is there" in lost.reason
+    assert rig.stopped is not None
+    assert not rig.take(m.JobEnded)
