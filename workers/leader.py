@@ -251,7 +251,7 @@ class Leader:
             case Outcome():
                 if self._underway.answered(rank, message):
                     return self._settle()
-                self.counters["stale_outcome"] += 1
+                self.counters["unexpected"] += message.number > self._number  # others are said again, in case of a loss
             case Farewell():
                 return self._host.ask_to_stop(said.now)
             case Decision():
@@ -441,6 +441,7 @@ class Leader:
             return self._order(order)
         self._number += 1
         decision = Decision(self._number, act, below=below, **more)
+        self._patience.said(self._now)
         return [Tell(decision), *self._order(order, decision)]
 
     def _order(self, order: Order, decision: Decision | None = None) -> list[AnyAction]:
@@ -454,7 +455,7 @@ class Leader:
         self._now = self.jobs.now = now
         late = self._patience.late(now)
         if late is None:
-            return self.jobs.due()
+            return [*map(Tell, self._patience.again(now)), *self.jobs.due()]
         return self._host.end(0, "stopped as asked for") if self._is_leaving() else self._over(*late)
 
     def _over(self, lost: Sequence[int], reason: str, *, tell: bool = True) -> list[AnyAction]:

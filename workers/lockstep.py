@@ -19,6 +19,8 @@ from .actions import Job, Log
 from .events import Finished
 from .group_events import AnyAction, Order, OrderReport, StartJob, StepJob
 
+AGAIN_S = 3.0
+"""How long what was said to another rank may lack an answer before it is said again: its connection may have broken."""
 LEAVE_S = 5.0
 """How long the others may take to say that they leave, when all leave as asked for."""
 
@@ -146,6 +148,11 @@ class Underway:
             return False
         (pending,) = self._all
         return pending.is_of_job and pending.report is not None and pending.report.output is None
+
+    @property
+    def unanswered(self) -> list[Decision]:
+        """What some other rank hasn't answered, in order."""
+        return [each.decision for each in self._all if each.decision is not None and each.missing - {0}]
 
     def add(self, pending: Pending) -> None:
         """It was decided."""

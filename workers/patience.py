@@ -1,13 +1,19 @@
-"""How long a leader waits for what it needs to go on, and how it says that it waits no longer. Pure."""
+"""How long a leader waits for what it needs to go on, and how it says that it waits no longer. Pure.
+
+Whatever is said over the link may be lost with a connection. So a decision is said again, now and then, until all have
+answered it: a rank that had it does nothing, or answers again.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+from reelwire.group_messages import Decision
+
 from .actions import BuildStage
 from .group_events import AtStage, LeaveGroup, LoadJobs
 from .leader_jobs import LeaderJobs
-from .lockstep import LEAVE_S, Numbers, Underway
+from .lockstep import AGAIN_S, LEAVE_S, Numbers, Underway
 
 
 class Patience:
@@ -25,11 +31,26 @@ class Patience:
         """Nothing is waited for."""
         self._group, self._limit_s = group, limit_s
         self._underway, self._bodies, self._jobs = underway, bodies, jobs
+        self._said_at = 0.0
 
     @property
     def due_at(self) -> float | None:
-        """When something is late."""
-        return min((due_at for due_at, _, _ in self._awaited()), default=None)
+        """When something is late, or to be said again."""
+        times = [due_at for due_at, _, _ in self._awaited()]
+        if self._underway.unanswered:
+            times.append(self._said_at + AGAIN_S)
+        return min(times, default=None)
+
+    def said(self, now: float) -> None:
+        """Something was decided, and said to the other ranks."""
+        self._said_at = now
+
+    def again(self, now: float) -> list[Decision]:
+        """What is said again now, in order."""
+        if now < self._said_at + AGAIN_S:
+            return []
+        self._said_at = now
+        return self._underway.unanswered
 
     def late(self, now: float) -> tuple[tuple[int, ...], str] | None:
         """Ranks that have kept the others waiting for too long, and a sentence; no rank has where all leave anyway."""

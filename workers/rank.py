@@ -6,6 +6,10 @@ did, it says to its leader, over the link between the ranks. So a broker may com
 The leader doesn't decide before it was greeted, and it is greeted when all weights are here. It decides one thing after the
 other, and waits for what came of it; only the next step of a job may come while this rank is at the one before, and is kept
 until that is done. Both are answered, also where the first has failed and the second can't be done for that.
+
+Whatever is said over the link may be lost with a connection. So this rank says again, now and then, what the leader hasn't
+shown to have heard: its hello until the first decision, each body that it keeps until it is asked for or dropped, its
+farewell until all leave. A decision that comes again is answered again if it was answered. One that was lost comes again.
 """
 
 from __future__ import annotations
@@ -14,7 +18,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 
-from reelwire.group_messages import Decision, Farewell, Have, Outcome, RankHello
+from reelwire.group_messages import Decision, Farewell, Have, Outcome, RankHello, ToLeader
 from reelwire.job_spec import JobSpec
 from reelwire.messages import (
     EndGroup,
@@ -63,13 +67,17 @@ from .group_events import (
     TakenIn,
     Tell,
 )
-from .lockstep import LEAVE_S, failure_of, order_failed, unloadable
+from .lockstep import AGAIN_S, LEAVE_S, failure_of, order_failed, unloadable
 
 MARGIN_S = 5.0
 """How much longer than the leader a rank waits for its own thread: the leader knows who is to blame.
 
 A step has twice the time, as the others may have begun with it when they had the whole of theirs for the one before.
 """
+
+
+FAREWELL = Farewell("asked to stop", in_order=True)
+"""What the leader is asked for by a rank that was asked to stop."""
 
 
 class RankCore(Attachment):
@@ -120,11 +128,14 @@ class RankCore(Attachment):
         self._failure: Failure | None = None  # of a decision that can't be done here
         self._order_due_at: float | None = None
         self._has_left = False
+        self._answers: deque[Outcome] = deque(maxlen=2)  # the leader waits for no more than these
+        self._now = self._again_at = 0.0
 
     def handle(self, event: AnyEvent) -> list[AnyAction]:
         """Apply one event. Never raises for what a peer sent or a stage did."""
         if self._state == "stopped":
             return []
+        self._now = event.now
         match event:
             case OrderDone():
                 return self._done(event.report, event.now)
@@ -215,7 +226,7 @@ class RankCore(Attachment):
         return self._is_ready(", ".join(self._work)) if self._loaded else []
 
     def _drain(self) -> list[AnyAction]:
-        return [Tell(Farewell("asked to stop", in_order=True))] if self._greeted else []
+        return self._tell(FAREWELL) if self._greeted else []
 
     def _drained(self) -> list[AnyAction]:
         """Leave when the leader says so; where there is none yet, nobody misses this rank."""
@@ -225,9 +236,12 @@ class RankCore(Attachment):
         return self._leave(1, f"group {self._place.group} didn't let this rank go within {self.config.drain_s:g} s")
 
     def _due_at(self) -> float | None:
-        return self._order_due_at
+        again_at = self._again_at if self._unheard() else None
+        return min((time for time in (self._order_due_at, again_at) if time is not None), default=None)
 
-    def _due(self, now: float) -> list[AnyAction]:  # noqa: ARG002
+    def _due(self, now: float) -> list[AnyAction]:
+        if self._order_due_at is None or now < self._order_due_at:
+            return self._tell(*self._unheard())
         if self._is_leaving():
             return self._leave(0, "stopped as asked for")
         act = self._decision.act if self._decision is not None else ""
@@ -257,8 +271,21 @@ class RankCore(Attachment):
         if self._join is None or not self._loaded or self._greeted:
             return []
         self._greeted = True
-        haves = [Tell(have) for have in self._bodies.all_here()]
-        return [Tell(RankHello(self._epoch, self._join.secret, self._place.rank)), *haves]
+        return self._tell(*self._unheard())
+
+    def _unheard(self) -> list[ToLeader]:
+        """What the leader may not have heard, as far as it has shown."""
+        if self._join is None or not self._greeted or self._has_left:
+            return []
+        hello = [] if self._number else [RankHello(self._epoch, self._join.secret, self._place.rank)]
+        asks_to_stop = self._drain_until is not None and not self._is_leaving()
+        return [*hello, *self._bodies.all_here(), *([FAREWELL] if asks_to_stop else [])]
+
+    def _tell(self, *messages: ToLeader) -> list[AnyAction]:
+        """Say what is said again until the leader shows that it has heard it."""
+        if self._again_at <= self._now:
+            self._again_at = self._now + AGAIN_S
+        return [Tell(message) for message in messages]
 
     def _take(self, body: Body) -> list[AnyAction]:
         actions = self._bodies.take(body)
@@ -267,7 +294,7 @@ class RankCore(Attachment):
         return [*actions, *self._say_have(self._bodies.have(body.sequence))]
 
     def _say_have(self, have: Have | None) -> list[AnyAction]:
-        return [Tell(have)] if have is not None and self._greeted else []
+        return self._tell(have) if have is not None and self._greeted else []
 
     def _linked(self, said: LinkSaid) -> list[AnyAction]:
         message = said.message
@@ -284,9 +311,11 @@ class RankCore(Attachment):
 
     def _decided(self, decision: Decision, now: float) -> list[AnyAction]:
         if decision.number <= self._number:
-            return self._drop("duplicate", decision)
+            return [Tell(answer) for answer in self._answers if answer.number == decision.number]
+        if decision.number > self._number + 1:
+            return self._drop("gap", decision)  # what was lost comes again, and then this one
         is_free = self._decision is None or (self._ahead is None and _goes_ahead(decision, self._decision))
-        if decision.number != self._number + 1 or not is_free or not self._greeted:
+        if not is_free or not self._greeted:
             reason = f"decision {decision.number} of rank 0 came after {self._number}, which isn't done or is another"
             return self._over((), f"group {self._place.group} is out of step: {reason}")
         self._number = decision.number
@@ -363,7 +392,8 @@ class RankCore(Attachment):
         said: list[AnyAction] = [] if failure is None else [order_failed(report, failure)]
         if decision is None:
             return [*said, *self._load_done(report, failure)]
-        said.append(Tell(Outcome(decision.number, failure, report.broken, report.apart)))
+        self._answers.append(Outcome(decision.number, failure, report.broken, report.apart))
+        said.append(Tell(self._answers[-1]))
         if decision.act == "leave":  # and end when the leader has: so the broker hears it of the leader first
             self._has_left, self._order_due_at = True, now + 2 * LEAVE_S
         ahead, self._ahead = self._ahead, None

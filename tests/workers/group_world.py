@@ -10,7 +10,7 @@ from collections import Counter, deque
 from typing import Any
 
 from reelwire import messages as m
-from reelwire.group_messages import Outcome
+from reelwire.group_messages import Outcome, RankHello
 from reelwire.tensors import Inline, TensorRef
 from reelwire.workers import actions, events, group_events
 from reelwire.workers.group_events import AtStage, Form, LeaveGroup, LoadJobs, StartJob, StepJob
@@ -32,6 +32,8 @@ class GroupWorld:
         self.slow = self.chance.choice([*range(size), -1, -1])  # which rank takes longer than the others
         self.faults = False
         self.frailty = 0.0  # how likely a step of a job raises on a rank; clients cancel then and now, too
+        self.loss = 0.0  # how likely a message between ranks is lost
+        self.known: set[tuple[int, int]] = set()  # processes of leaders and ranks whose hello came
         self.processes: dict[int, Rank] = {}
         self.contents: dict[str, tuple[int, int]] = {}
         self.applied: dict[tuple[str, int], Any] = {}
@@ -65,6 +67,18 @@ class GroupWorld:
     def faulty(self, probability: float) -> bool:
         """Whether something goes wrong now."""
         return self.faults and self.chance.random() < probability
+
+    def carries(self, sender: Rank, to: Rank, message: Any) -> bool:
+        """Whether the link does: it may lose anything, and there is none with a leader that has yet to hear of a rank."""
+        if sender.pid != to.fellows.get(sender.number, sender).pid:
+            return False
+        if self.loss and self.chance.random() < self.loss:
+            self.counted["lost"] += 1
+            return False
+        leader, rank = (to, sender) if sender.number else (sender, to)
+        if isinstance(message, RankHello):
+            self.known.add((leader.pid, rank.pid))
+        return (leader.pid, rank.pid) in self.known
 
     def failing(self, rank: Rank, meet: Meet | None) -> bool:
         """Whether the order of a rank raises there, apart from all others."""
