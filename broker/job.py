@@ -210,7 +210,8 @@ class Job(JobBase):
         before = () if self.record.checkpoint is None else (self.record.checkpoint,)
         checkpoint = StoredFile(arriving.offer.file, arriving.offer.nbytes)
         self.record = replace(self.record, checkpoint=checkpoint, checkpoint_step=arriving.step)
-        self._at.persist(self.id, self.record, without=before)
+        kept = m.CheckpointKept(self.id, self.record.attempt, arriving.step)
+        self._at.persist(self.id, self.record, without=before, then=lambda: self._tell_leader(kept))
 
     def on_result_taken(self, event: t.FileTaken) -> None:
         """Write the result to where it was asked for, or end at once."""

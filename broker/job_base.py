@@ -185,7 +185,7 @@ class JobBase:
             self._at.leave(self.group, self)
             self.group = None
 
-    def _tell_leader(self, message: m.ForgetJob | m.StopJob) -> None:
+    def _tell_leader(self, message: m.ForgetJob | m.StopJob | m.CheckpointKept) -> None:
         leader = None if self.group is None else self.group.ranks.get(0)
         if leader is not None:
             self._at.desk.send(leader, message)

@@ -34,6 +34,7 @@ class Attempt:
         kept: the newest checkpoint.
         is_taken: the broker has asked for all parts of that.
         is_asked_for: the broker has asked for some.
+        is_stored: it is durable there.
         result: the result.
         ended: how it has ended otherwise.
         due_at: when an end that nobody answered is said again, or nobody waits for the checkpoint to be taken any more.
@@ -57,6 +58,7 @@ class Attempt:
     kept: JobFile | None = None
     is_taken: bool = False
     is_asked_for: bool = False
+    is_stored: bool = False
     result: JobFile | None = None
     ended: JobEnded | None = None
     due_at: float | None = None

@@ -18,6 +18,7 @@ from dataclasses import asdict, replace
 
 from reelwire.job_spec import JobSpec
 from reelwire.messages import (
+    CheckpointKept,
     EndGroup,
     FileGone,
     FilePart,
@@ -242,7 +243,15 @@ class WorkerCore(Attachment):
             case EndGroup() if self._leader is not None and self._leader.is_alone:
                 return self._lose(now, f"the broker has given up: {message.reason}")  # it is all there, weights too
             case (
-                LeadGroup() | EndGroup() | RunJob() | StopJob() | ForgetJob() | FilePart() | FileGone() | WantFile()
+                LeadGroup()
+                | EndGroup()
+                | RunJob()
+                | StopJob()
+                | ForgetJob()
+                | CheckpointKept()
+                | FilePart()
+                | FileGone()
+                | WantFile()
             ) if self._leader is not None:
                 return self._leader.hear(message, now)
             case _:

@@ -28,6 +28,7 @@ from typing import Any
 from reelwire.group_messages import Act, Decision, Farewell, Have, Outcome, RankHello
 from reelwire.job_spec import JobSpec
 from reelwire.messages import (
+    CheckpointKept,
     EndGroup,
     Failure,
     FileGone,
@@ -89,7 +90,7 @@ from .lockstep import (
 )
 from .patience import Patience
 
-ToLeaderOfJobs = RunJob | StopJob | ForgetJob | FilePart | FileGone | WantFile
+ToLeaderOfJobs = RunJob | StopJob | ForgetJob | CheckpointKept | FilePart | FileGone | WantFile
 
 
 class Leader:

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, cast
 
 from reelwire.job_spec import JobSpec
 from reelwire.messages import (
+    CheckpointKept,
     Failure,
     FileGone,
     FileOffer,
@@ -59,7 +60,7 @@ WINDOW_PARTS = 4
 REPEAT_S = 10.0
 """How long an end waits for an answer before it is said again: the broker may not have known the group yet."""
 HAND_BACK_S = 5.0
-"""How long a process that was asked to stop waits for the broker to take the last checkpoint."""
+"""How long a process that was asked to stop waits for the broker to ask for more of the last checkpoint, or to have it."""
 
 
 class LeaderJobs:
@@ -130,7 +131,7 @@ class LeaderJobs:
     # --- what the broker says ------------------------------------------------------------------------------------------
 
     def hear(
-        self, message: RunJob | StopJob | ForgetJob | FilePart | FileGone | WantFile, attachment: int
+        self, message: RunJob | StopJob | ForgetJob | CheckpointKept | FilePart | FileGone | WantFile, attachment: int
     ) -> list[AnyAction]:
         """The broker says something about a job, or a file of one."""
         match message:
@@ -141,6 +142,8 @@ class LeaderJobs:
             case ForgetJob():
                 attempt = self._all.get((message.job, message.attempt))
                 return [] if attempt is None else self._let_go(attempt)
+            case CheckpointKept():
+                return self._stored(message)
             case FilePart():
                 return self._part(message)
             case FileGone():
@@ -250,10 +253,17 @@ class LeaderJobs:
             if attempt.kept is not None and attempt.kept.offer.file == message.file:
                 attempt.is_asked_for = True
                 attempt.is_taken = message.parts >= attempt.kept.offer.parts
-                if attempt.is_taken and attempt.state == "handed":
-                    attempt.due_at = self.now  # the parts leave before anything that is said after them
+                if attempt.state == "handed":
+                    attempt.due_at = self.now + HAND_BACK_S
             if attempt.result is not None and attempt.result.offer.file == message.file:
                 attempt.due_at = None
+
+    def _stored(self, message: CheckpointKept) -> list[AnyAction]:
+        attempt = self._all.get((message.job, message.attempt))
+        if attempt is None or attempt.kept is None or attempt.kept.step != message.step:
+            return []  # of one before the newest
+        attempt.is_stored = True
+        return self._remove(attempt) if attempt.state == "handed" else []
 
     # --- its steps -----------------------------------------------------------------------------------------------------
 
@@ -314,7 +324,7 @@ class LeaderJobs:
         attempt = self.current
         assert attempt is not None and attempt.progress is not None, "a checkpoint of no job"  # noqa: PT018
         attempt.unkept = 0
-        attempt.is_taken = attempt.is_asked_for = False
+        attempt.is_taken = attempt.is_asked_for = attempt.is_stored = False
         attempt.kept = JobFile(*attempt.key, "checkpoint", offer, attempt.done + attempt.progress.step)
         return [*self._tell(attempt, attempt.kept), DropFiles(*attempt.key, "checkpoint", offer.file)]
 
@@ -331,7 +341,7 @@ class LeaderJobs:
             return self._remove(attempt)
         if attempt.ends:
             return self._end(attempt, attempt.failure)
-        if attempt.kept is None or attempt.is_taken:
+        if attempt.kept is None or attempt.is_stored:
             return self._remove(attempt)
         attempt.state, attempt.due_at = "handed", self.now + HAND_BACK_S
         return []

@@ -228,6 +228,21 @@ class ForgetJob:
     attempt: int
 
 
+@dataclass(frozen=True, slots=True)
+class CheckpointKept:
+    """To a leader: a checkpoint that it made is durable here; a later attempt would go on from there.
+
+    Attributes:
+        job: its id.
+        attempt: which attempt.
+        step: the step that it stands at, as its `JobFile` said.
+    """
+
+    job: str
+    attempt: int
+    step: int
+
+
 # --- worker to broker ------------------------------------------------------------------------------------------------
 
 

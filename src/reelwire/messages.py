@@ -25,6 +25,7 @@ from .group_messages import RanksLost as RanksLost
 from .job_messages import AskJobs as AskJobs
 from .job_messages import BeginUpload as BeginUpload
 from .job_messages import CancelJob as CancelJob
+from .job_messages import CheckpointKept as CheckpointKept
 from .job_messages import DeleteJob as DeleteJob
 from .job_messages import FetchResult as FetchResult
 from .job_messages import FileGone as FileGone
@@ -440,6 +441,7 @@ ToWorker = (
     | RunJob
     | StopJob
     | ForgetJob
+    | CheckpointKept
     | WantFile
     | FilePart
     | FileGone

@@ -226,6 +226,16 @@ def test_groups_12_a_job_goes_on_from_its_newest_checkpoint(shop: Shop) -> None:
     assert list(shop.disk.files.values()) == [b"result"]
 
 
+def test_groups_12_a_leader_is_told_when_its_checkpoint_is_durable(shop: Shop) -> None:
+    """Not before the journal says so: one that is asked to stop waits for that."""
+    _, worker, run = begun(shop)
+    shop.commits = False
+    worker.checkpoint(run, 5)
+    assert not worker.heard(m.CheckpointKept)
+    shop.commit()
+    assert worker.heard(m.CheckpointKept) == [m.CheckpointKept(run.job, 1, 5)]
+
+
 def test_groups_12_an_older_checkpoint_changes_nothing(shop: Shop) -> None:
     """Only a later step is taken in."""
     _, worker, run = begun(shop)

@@ -295,6 +295,7 @@ class Broker:
         if message.role == "checkpoint":
             assert content[0] == message.step >= job.checkpoint_step, "another state than it says, or an older one"
             job.checkpoint, job.checkpoint_step = FileOffer(message.offer.file, "", 3 * FILE_PART_BYTES), message.step
+            self.say(0, m.CheckpointKept(job.name, job.attempt, message.step))
             return
         job.state, job.result = "succeeded", content[1]
         self.say(0, m.ForgetJob(job.name, job.attempt))

@@ -198,7 +198,7 @@ def test_groups_11_sessions_end_before_the_group_leaves(toy: Any) -> None:
 
 
 def test_groups_12_a_running_job_is_handed_back_as_far_as_it_came(toy: Any) -> None:
-    """Its state is kept, it is closed, and the group leaves when the broker has taken the file."""
+    """Its state is kept, it is closed, and the group leaves when the broker says that it has it for good."""
     rig = LeadRig(toy.spec).formed()
     rig.running()
     rig.step(1)
@@ -210,14 +210,33 @@ def test_groups_12_a_running_job_is_handed_back_as_far_as_it_came(toy: Any) -> N
     assert isinstance(rig.order, CloseJob)
     rig.settle()
     assert rig.order is None
-    rig.hear(m.WantFile("kept", 0, 2), m.WantFile("kept", 2, 3))
-    rig.tick(1.0)
+    rig.tick(HAND_BACK_S - 1.0)
+    rig.hear(m.WantFile("kept", 0, 2))
+    rig.tick(HAND_BACK_S - 1.0)
+    rig.hear(m.WantFile("kept", 2, 3), m.CheckpointKept("j", 1, 1), m.CheckpointKept("j", 2, 2))
+    rig.tick(HAND_BACK_S - 1.0)
+    assert rig.order is None
+    rig.hear(m.CheckpointKept("j", 1, 2))
     assert isinstance(rig.order, LeaveGroup)
     assert not rig.take(m.JobEnded)
 
 
+def test_groups_12_a_checkpoint_that_is_stored_already_is_not_waited_for(toy: Any) -> None:
+    """Nothing was done since: the job is closed, and the group leaves."""
+    rig = LeadRig(toy.spec).formed()
+    rig.running(kept_every=1)
+    rig.step(1)
+    rig.done(file=offer("kept"))
+    rig.hear(m.CheckpointKept("j", 1, 1))
+    stop(rig)
+    rig.step(2, keeps=False)
+    assert isinstance(rig.order, CloseJob)
+    rig.settle()
+    assert isinstance(rig.order, LeaveGroup)
+
+
 def test_groups_12_a_broker_that_reads_the_checkpoint_itself_is_given_time(toy: Any) -> None:
-    """It doesn't say when it has: the file stays for a while."""
+    """Its word may be lost, or there is no room for the file: that stays for a while, and no longer."""
     rig = LeadRig(toy.spec).formed()
     rig.running()
     rig.step(1)
