@@ -36,10 +36,17 @@ def wait_for(rig: Any, gone: Any) -> None:
 
 # --- the end of an epoch --------------------------------------------------------------------------------------------------
 
+
+def unreachable(rig: Any, rank: Any) -> None:
+    """Its connection is gone, and it doesn't come back."""
+    rig.handle(Unreachable(rig.now, rank.route))
+    wait_for(rig, rank)
+
+
 LOSSES: dict[str, Any] = {
     "goodbye": lambda rig, rank: rank.say(m.Goodbye("killed")),
     "garbage": lambda rig, rank: rig.handle(Malformed(rig.now, rank.route, "malformed", "garbage")),
-    "unreachable": lambda rig, rank: (rig.handle(Unreachable(rig.now, rank.route)), wait_for(rig, rank)),
+    "unreachable": lambda rig, rank: unreachable(rig, rank),
     "reads nothing": lambda rig, rank: rig.handle(OutboxFull(rig.now, rank.route)),
     "not its word": lambda rig, rank: rank.say(m.OpenSession("k", "world", 1)),
     "hello again": lambda rig, rank: rank.team.start_rank(rank.rank),
