@@ -46,7 +46,7 @@ def unreachable(rig: Any, rank: Any) -> None:
 LOSSES: dict[str, Any] = {
     "goodbye": lambda rig, rank: rank.say(m.Goodbye("killed")),
     "garbage": lambda rig, rank: rig.handle(Malformed(rig.now, rank.route, "malformed", "garbage")),
-    "unreachable": lambda rig, rank: unreachable(rig, rank),
+    "unreachable": unreachable,
     "reads nothing": lambda rig, rank: rig.handle(OutboxFull(rig.now, rank.route)),
     "not its word": lambda rig, rank: rank.say(m.OpenSession("k", "world", 1)),
     "hello again": lambda rig, rank: rank.team.start_rank(rank.rank),
