@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import msgpack
 import numpy as np
@@ -206,7 +206,7 @@ def _checked_output(spec: JobSpec, output: Any, *, counts: bool) -> JobOutput:
         raise ValueError(f"{spec.name} made {fps!r} frames per second; accepted: a number above 0")
     facts = to_facts(output.facts)
     try:
-        nbytes = len(msgpack.packb(facts))
+        nbytes = len(cast("bytes", msgpack.packb(facts)))
     except (TypeError, ValueError, OverflowError) as error:
         raise ValueError(f"{spec.name} says facts that can't be sent: {error}") from None
     if nbytes > FACTS_BYTES_MAX:
