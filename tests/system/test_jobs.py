@@ -148,7 +148,7 @@ def test_groups_07_a_job_outlives_its_broker(stack: Any, tmp_path: Path) -> None
     assert len(client.jobs()) == 3
 
 
-@pytest.mark.parametrize("away_s", [4.5, 8.0])
+@pytest.mark.parametrize("away_s", [4.5, pytest.param(8.0, marks=pytest.mark.slow)])
 def test_groups_07_a_job_outlives_a_broker_that_stood_still(stack: Any, tmp_path: Path, away_s: float) -> None:
     """Its ranks lose it and say hello again: they are the same group, and the job goes on in its first attempt."""
     broker = stack.broker(state_dir=tmp_path / "state")
