@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections import Counter
 from dataclasses import dataclass, field, replace
 
@@ -46,7 +47,7 @@ class Request:
     files: list[StoredFile] = field(default_factory=list)
 
 
-class JobBase:
+class JobBase(ABC):
     """A job, from its submission until it is forgotten.
 
     Args:
@@ -87,9 +88,9 @@ class JobBase:
         self._result: StoredFile | None = None
         self._begun_at: float | None = None
 
+    @abstractmethod
     def handle(self, event: t.JobEvent) -> None:
         """Take one event in."""
-        raise NotImplementedError
 
     @property
     def files(self) -> tuple[StoredFile, ...]:
@@ -233,9 +234,9 @@ class JobBase:
             self.state = "unstored"
             at.desk.log("warning", "result_not_taken", job=self.id, nbytes=arriving.offer.nbytes, reason=why)
 
+    @abstractmethod
     def _take_in(self, failure: Failure | None) -> None:
         """The file that was to come is there, or isn't."""
-        raise NotImplementedError
 
     def _drop_arriving(self) -> None:
         """No file is waited for."""
