@@ -6,7 +6,8 @@ import math
 import os
 import threading
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, Self, TypeVar, cast
 
@@ -364,6 +365,29 @@ def first_pipelines(client: Client, timeout_s: float) -> dict[str, StreamSpec]:
 def first_job_kinds(client: Client, timeout_s: float) -> dict[str, JobSpec]:
     """What jobs can be submitted, by name, once the first worker that does any has come: see `first_pipelines`."""
     return _first(client, lambda: client.job_kinds, timeout_s)
+
+
+@contextmanager
+def watching_connection(client: Client, told: Callable[[bool], None]) -> Iterator[None]:
+    """Have `told` called with whether the broker can be reached, whenever that changes while the block runs.
+
+    Args:
+        client: connected.
+        told: called in whatever thread finds out, which nothing else of the client gets past meanwhile.
+    """
+    link, was_there = client._link, True  # noqa: SLF001  the client is of this module
+
+    def changed() -> None:
+        nonlocal was_there
+        is_there = link.core.phase == "attached"
+        if is_there != was_there and link.core.phase != "gone":
+            was_there = is_there
+            told(is_there)
+
+    with link.watching("", changed):
+        with link.lock:
+            changed()  # it may be lost already
+        yield
 
 
 def _first(client: Client, known: Callable[[], dict[str, T]], timeout_s: float) -> dict[str, T]:

@@ -182,6 +182,7 @@ class ClientCore:
             self._desk.done(call, value=welcome)
         self._attaching.clear()
         self.jobs.attached(spec.name for spec in welcome.jobs)
+        self._desk.act(e.Changed())
 
     def _hello_rejected(self, message: m.Rejected) -> None:
         if message.code == "version":

@@ -12,7 +12,9 @@ import numpy as np
 import pytest
 
 from reelwire import AsyncClient, BrokerUnreachable, Client, JobError, OverloadError, SessionFailed
+from reelwire import client_events as e
 from reelwire import messages as m
+from reelwire.client import watching_connection
 from reelwire.job_parts import FILE_PART_BYTES
 from reelwire.messages import Failure
 
@@ -183,6 +185,26 @@ def test_groups_07_a_broker_that_begins_anew_does_not_end_progress(
             jobs.restart()
             jobs.succeed(job.id, b"done")
     assert seen == [("queued", 0), ("running", 1), ("running", 2), ("running", 3), ("succeeded", 3)]
+
+
+def test_whoever_watches_the_connection_is_told_when_it_is_lost_and_when_it_is_back(
+    client: Client, stand_in: StandIn, jobs: ScriptedJobs
+) -> None:
+    """Once each, however often something else changes meanwhile, and at once if it is lost already."""
+    heard: queue.SimpleQueue[bool] = queue.SimpleQueue()
+    job = client.submit_edit("t2i", prompt="x")
+    with watching_connection(client, heard.put):
+        for _ in range(2):
+            stand_in.next(m.ClientHello)
+            jobs.restart()
+            assert [heard.get(timeout=LIMIT_S) for _ in range(2)] == [False, True]
+    with client._link.lock:  # the connection can't be made again before this ends
+        client._link.feed(lambda now: e.OutboxFull(now))
+        with watching_connection(client, heard.put):
+            assert heard.get(timeout=LIMIT_S) is False
+    assert heard.empty()
+    jobs.succeed(job.id, b"done")
+    assert job.wait(LIMIT_S).state == "succeeded"
 
 
 def test_a_broker_that_has_forgotten_the_job_ends_progress_and_result(
