@@ -110,7 +110,7 @@ class ImportFile:
 
 @dataclass(frozen=True, slots=True)
 class InspectFile:
-    """Look whether a file of the store is what an input takes: `FileDone` with its facts, or why it isn't."""
+    """Look whether a file of the store is what an input takes: `FileDone`, or why it isn't."""
 
     ticket: int
     file: str

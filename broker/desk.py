@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Literal
 
 from reelwire.messages import Failure, FromBroker
@@ -230,3 +231,12 @@ def described(failure: Failure | None) -> dict[str, object]:
 def shortened(text: str) -> str:
     """A text that others said, as it is repeated: cut where it is long."""
     return text if len(text) <= TEXT_CHARACTERS_MAX else f"{text[:TEXT_CHARACTERS_MAX]}... ({len(text)} characters)"
+
+
+def short(failure: Failure) -> Failure:
+    """A failure as it is told and kept: what is in it may be a peer's own text, and its numbers nonsense."""
+    advice = failure.retry_after_s
+    if advice is not None and not (math.isfinite(advice) and advice >= 0):
+        advice = None
+    message, stage, field = shortened(failure.message), shortened(failure.stage), shortened(failure.field)
+    return replace(failure, message=message, stage=stage, field=field, retry_after_s=advice)

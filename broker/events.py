@@ -6,12 +6,10 @@ every message aren't frozen, because it takes twice as long to make them then.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
 from reelwire.messages import Failure, ToBroker
-from reelwire.spec import Plain
 
 
 @dataclass(slots=True)
@@ -122,7 +120,6 @@ class FileDone:
         failure: why not; its `field` is empty.
         sha256: the file's name in the store, where one came into it.
         nbytes: its size.
-        facts: of a file that was looked into: ``frames``, ``height``, ``width``, ``fps``.
     """
 
     now: float
@@ -130,7 +127,6 @@ class FileDone:
     failure: Failure | None = None
     sha256: str = ""
     nbytes: int = 0
-    facts: Mapping[str, Plain] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,15 +13,14 @@ import hashlib
 import os
 import stat
 from collections import deque
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, assert_never
 
-from reelwire.job_parts import FILE_PART_BYTES
+from reelwire.job_parts import FILE_NAME, FILE_PART_BYTES
 from reelwire.job_spec import MediaInput
 from reelwire.messages import Failure
-from reelwire.spec import Plain
 from reelwire.writing import write_whole
 
 from .actions import (
@@ -38,7 +37,6 @@ from .actions import (
 )
 from .events import FileDone, PartRead, PartStored
 from .exporting import existing, placed
-from .job_record import FILE_NAME
 from .media_roots import MediaRoots, Refused
 from .state_folder import sync_folder
 
@@ -73,7 +71,7 @@ class Files:
         files: folder of the complete files.
         incoming: folder of the others, on the same file system.
         roots: where requests may name files.
-        look: what an input takes of a file: its facts, or raises `Refused`.
+        look: raises `Refused` for a file that an input doesn't take.
         post: takes the answers.
         clock: seconds, monotonic.
         retry_after_s: what is advised when the disk is full.
@@ -84,7 +82,7 @@ class Files:
         files: Path,
         incoming: Path,
         roots: MediaRoots,
-        look: Callable[[Path, MediaInput], Mapping[str, Plain]],
+        look: Callable[[Path, MediaInput], object],
         post: Callable[[FileEvent], None],
         clock: Callable[[], float],
         retry_after_s: float = 5.0,
@@ -189,8 +187,8 @@ class Files:
             path = self._stored(action.file)
             if not path.exists():
                 raise Refused("the file isn't there any more")
-            facts = self._look(path, action.wanted)
-            self._post(FileDone(self._clock(), action.ticket, nbytes=path.stat().st_size, facts=facts))
+            self._look(path, action.wanted)
+            self._post(FileDone(self._clock(), action.ticket))
 
     def check(self, action: CheckOutput) -> None:
         """Look whether a result could be written to a path."""

@@ -18,7 +18,7 @@ from . import report
 from . import transitions as t
 from .attaching import Attaching
 from .config import BrokerConfig
-from .desk import shortened
+from .desk import short, shortened
 from .events import Received
 from .job_record import Saved
 from .jobs import Jobs
@@ -178,7 +178,7 @@ class Hearing(Attaching):
         if isinstance(refused, Failure):
             self._desk.counters["sessions_refused"] += 1
             self._desk.log("info", "session_refused", failure=refused.kind, reason=refused.message)
-            self._desk.send(peer, m.SessionRefused(shortened(request.key), _short(refused)))
+            self._desk.send(peer, m.SessionRefused(shortened(request.key), short(refused)))
             return
         self._opened += 1
         name = f"{self._opened}-{hashlib.blake2b(entropy, digest_size=4, person=b'session').hexdigest()}"
@@ -235,7 +235,7 @@ class Hearing(Attaching):
     def _stage_failed(self, peer: Peer, event: Received) -> None:
         message = event.message
         assert isinstance(message, m.StageFailed)
-        message = replace(message, failure=_short(message.failure))
+        message = replace(message, failure=short(message.failure))
         if message.phase != "build":
             self._tell_session(peer, message)
             return
@@ -281,8 +281,3 @@ class Hearing(Attaching):
         actor.is_ready, actor.session_bytes, actor.failure = True, message.session_bytes, ""
         self._desk.freed = True
         self._desk.log("info", "stage_ready", peer=peer.name, pipeline=message.pipeline, stage=message.stage)
-
-
-def _short(failure: Failure) -> Failure:
-    """A failure as it is told: what is in it may be a peer's own text."""
-    return replace(failure, message=shortened(failure.message), field=shortened(failure.field))

@@ -10,18 +10,19 @@ from dataclasses import replace
 from typing import get_args
 
 from reelwire import messages as m
+from reelwire.job_parts import FILE_NAME
 from reelwire.messages import Failure
 
 from . import job_states as t
 from .actions import ExportFile
-from .desk import described, shortened
+from .desk import described, short, shortened
 from .fitting import fitted
 from .job_base import Arriving, JobBase, Request
-from .job_desk import JobDesk, short
+from .job_desk import JobDesk
 from .job_news import info_of
 from .job_pace import STEPS_MAX, StepPace, is_sensible
 from .job_quota import Quota
-from .job_record import FILE_NAME, JobRecord, StoredFile
+from .job_record import JobRecord, StoredFile
 from .job_states import ENDED, PHASES, TRANSITIONS, WAITING, State
 
 

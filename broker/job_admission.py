@@ -16,26 +16,26 @@ from dataclasses import dataclass, field, replace
 from reelwire import messages as m
 from reelwire.checks import shown
 from reelwire.errors import RequestError
+from reelwire.job_parts import FILE_NAME, PRIORITY_MAX
 from reelwire.job_spec import MediaInput, check_job, unknown_kind
 from reelwire.messages import Failure, Media
+from reelwire.parts import KEY_CHARACTERS_MAX
 from reelwire.spec import Plain
 
 from .actions import CheckOutput, ImportFile, InspectFile
-from .desk import shortened
+from .desk import short, shortened
 from .events import FileDone, Received
 from .job import Job
 from .job_base import JobBase
-from .job_desk import JobDesk, short
+from .job_desk import JobDesk
 from .job_files import FileEvent
 from .job_news import info_of
 from .job_quota import Quota
-from .job_record import FILE_NAME, JobRecord, StoredFile
+from .job_record import JobRecord, StoredFile
 from .job_states import Checked, Refused
 from .job_uploads import Uploads
 from .peers import Peer
-from .requests import KEY_CHARACTERS_MAX
 
-PRIORITY_MAX = 100
 PATH_CHARACTERS_MAX = 4096
 EXACT_MAX = 1 << 53
 """Whole numbers up to here are floats as well (IEEE 754, binary64)."""
@@ -210,7 +210,7 @@ class Admission:
         if not 0 < len(request.key) <= KEY_CHARACTERS_MAX:
             raise RequestError("key", f"has {len(request.key)} characters; accepted: 1 to {KEY_CHARACTERS_MAX}")
         if event.nbytes > most:
-            raise RequestError(_largest(request), f"the request has {event.nbytes} bytes; accepted: {most}")
+            raise RequestError(request.largest_field, f"the request has {event.nbytes} bytes; accepted: {most}")
         kinds = at.groups.kinds()
         spec = next((spec for spec in kinds if spec.name == request.kind), None)
         if spec is None:
@@ -371,13 +371,6 @@ def _same(value: Plain) -> Plain:
 def _files(wanted: MediaInput, asked: tuple[Media, ...]) -> list[_File]:
     one = wanted.most == 1
     return [_File(wanted, wanted.name if one else f"{wanted.name}[{at}]", each) for at, each in enumerate(asked)]
-
-
-def _largest(request: m.SubmitJob) -> str:
-    """The field of a request that takes most of it."""
-    sizes = {name: len(str(value)) for name, value in request.parameters.items()}
-    sizes |= {name: sum(len(each.path) + len(each.sha256) for each in files) for name, files in request.media.items()}
-    return max(sizes, key=lambda name: sizes[name], default="parameters")
 
 
 def _importing(file: _File, nbytes_max: int) -> Callable[[int], ImportFile]:

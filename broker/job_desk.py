@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from reelwire.job_spec import JobSpec
 from reelwire.messages import Failure, FileOffer
 
 from .actions import Persist
-from .desk import Desk, shortened
+from .desk import Desk
 from .groups import Group, Groups
 from .job_files import Shelf
 from .job_incoming import Incoming
@@ -227,12 +225,3 @@ class JobDesk:
         self.waiting_total -= 1
         if not self.waiting[client]:
             del self.waiting[client]
-
-
-def short(failure: Failure) -> Failure:
-    """A failure as it is told and kept: what is in it may be a peer's own text, and its numbers nonsense."""
-    advice = failure.retry_after_s
-    if advice is not None and not (math.isfinite(advice) and advice >= 0):
-        advice = None
-    message, stage, field = shortened(failure.message), shortened(failure.stage), shortened(failure.field)
-    return replace(failure, message=message, stage=stage, field=field, retry_after_s=advice)

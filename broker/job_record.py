@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
@@ -12,10 +11,6 @@ from reelwire.spec import Plain
 
 Standing = Literal["queued", "running", "succeeded", "failed", "cancelled"]
 """As durable states go: ``running`` is every state between queued and an end."""
-
-
-FILE_NAME = re.compile(r"[0-9a-f]{64}")
-"""What files of the store are called: their SHA-256."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,13 +17,14 @@ from functools import partial
 
 from reelwire import messages as m
 from reelwire.checks import shown
+from reelwire.job_parts import FILE_NAME
 from reelwire.messages import Failure
 
-from .desk import shortened
-from .job_desk import JobDesk, short
+from .desk import short, shortened
+from .job_desk import JobDesk
 from .job_incoming import Taker
 from .job_quota import Giving, Quota
-from .job_record import FILE_NAME, StoredFile
+from .job_record import StoredFile
 from .peers import Peer
 
 NAME_CHARACTERS_MAX = 256

@@ -7,6 +7,7 @@ from dataclasses import replace
 from reelwire.checks import shown
 from reelwire.errors import RequestError
 from reelwire.messages import Failure, OpenSession
+from reelwire.parts import KEY_CHARACTERS_MAX
 from reelwire.spec import StreamSpec, check_parameters, check_tensors
 from reelwire.tensors import Inline
 
@@ -14,8 +15,6 @@ from .desk import Desk
 from .fitting import initialize_sizes, largest_field
 from .peers import Peer
 from .placement import Placement, Served
-
-KEY_CHARACTERS_MAX = 256
 
 
 def check_request(request: OpenSession, spec: StreamSpec, image_bytes_max: int) -> OpenSession:

@@ -26,9 +26,9 @@ from urllib.parse import quote
 from reelwire.endpoints import Ipc
 from reelwire.endpoints import parse as parse_endpoint
 from reelwire.errors import ConfigError
+from reelwire.job_parts import FILE_NAME
 
 from .config import BrokerConfig
-from .job_record import FILE_NAME
 
 _INCOMING_NAME = re.compile(r"[0-9]+\.part")
 _FILES, _INCOMING, _JOURNAL, _LOCK = "files", "incoming", "journal.sqlite3", "lock"

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import re
 import stat
 import tempfile
 from collections import OrderedDict
@@ -20,7 +19,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
-from reelwire.job_parts import FILE_PART_BYTES
+from reelwire.job_parts import FILE_NAME, FILE_PART_BYTES
 from reelwire.messages import Failure, FileGone, FileOffer, FilePart, FileRole, RunJob
 from reelwire.segment_files import OwnFolder, folder_of_user, reap
 from reelwire.tensors import Inline, TensorRef, inline_buffer
@@ -28,7 +27,6 @@ from reelwire.writing import write_whole
 
 KNOWN_MAX = 1024
 """Files whose hash is remembered."""
-_NAME = re.compile(r"[0-9a-f]{64}\Z")
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK  # a pipe in a file's place must not make us wait
 _HASHED_AT_ONCE = 1 << 20
 _Holder = tuple[str, int, FileRole | None]
@@ -161,7 +159,7 @@ class Files:
 
     def _place(self, offer: FileOffer) -> str:
         """Where the file can be read here; empty: nowhere."""
-        if not _NAME.match(offer.file):
+        if not FILE_NAME.fullmatch(offer.file):
             return ""
         own = self.folder / offer.file
         if offer.nbytes == 0 and offer.file == hashlib.sha256().hexdigest():
@@ -209,7 +207,7 @@ def cannot_keep(error: Exception) -> Failure:
 
 
 def _check_name(file: str) -> None:
-    if not _NAME.match(file):
+    if not FILE_NAME.fullmatch(file):
         raise ValueError(f"{file[:80]!r} is no name of a file; accepted: a SHA-256 in hexadecimal")
 
 

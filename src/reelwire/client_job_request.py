@@ -14,16 +14,16 @@ from .checks import shown
 from .client_files import examined
 from .client_view import RETRY_AFTER_S
 from .errors import OverloadError, RequestError
+from .job_parts import PRIORITY_MAX
 from .job_spec import JobSpec, check_job, unknown_kind
 from .messages import Media, SubmitJob, Welcome
+from .parts import KEY_CHARACTERS_MAX
 from .spec import Plain
 
 MediaPath = str | os.PathLike[str]
 MediaPaths = MediaPath | Sequence[MediaPath]
 
 AT_BROKER = "broker:"
-PRIORITY_MOST = 100
-KEY_CHARACTERS_MAX = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,8 +157,8 @@ def _key(key: object) -> str:
 
 
 def _priority(priority: object) -> int:
-    if not isinstance(priority, int) or isinstance(priority, bool) or abs(priority) > PRIORITY_MOST:
-        accepted = f"a whole number from {-PRIORITY_MOST} to {PRIORITY_MOST}"
+    if not isinstance(priority, int) or isinstance(priority, bool) or abs(priority) > PRIORITY_MAX:
+        accepted = f"a whole number from {-PRIORITY_MAX} to {PRIORITY_MAX}"
         raise RequestError("priority", f"{shown(priority)} is not accepted; accepted: {accepted}")
     return priority
 
@@ -186,11 +186,4 @@ def _check_encodable(message: SubmitJob, welcome: Welcome) -> None:
     most = min(limits.get("header_bytes_max", header_max), limits.get("control_bytes_max", header_max))
     nbytes = len(packed.name) + len(packed.body)
     if nbytes + wire.HEADER_BYTES + wire.ENTRY_BYTES > most:
-        raise RequestError(_largest(message), f"the request takes {nbytes} bytes; accepted by the broker: {most}")
-
-
-def _largest(message: SubmitJob) -> str:
-    """The field that takes most of a request."""
-    sizes = {name: len(str(value)) for name, value in message.parameters.items()}
-    sizes |= {name: sum(len(file.path) + len(file.sha256) for file in files) for name, files in message.media.items()}
-    return max(sizes, key=lambda name: sizes[name], default="parameters")
+        raise RequestError(message.largest_field, f"the request takes {nbytes} bytes; accepted by the broker: {most}")

@@ -53,7 +53,7 @@ class SubmitJob:
         kind: name of a `JobSpec`.
         parameters: values that the kind names.
         media: name of an input to its files.
-        priority: higher ones go first; -100 to 100.
+        priority: higher ones go first; see `job_parts.PRIORITY_MAX`.
         output: where the result is to lie on the broker's host, below one of its media roots; empty: only fetched.
     """
 
@@ -63,6 +63,13 @@ class SubmitJob:
     media: Mapping[str, tuple[Media, ...]] = field(default_factory=dict)
     priority: int = 0
     output: str = ""
+
+    @property
+    def largest_field(self) -> str:
+        """The field that takes most of it."""
+        sizes = {name: len(str(value)) for name, value in self.parameters.items()}
+        sizes |= {name: sum(len(each.path) + len(each.sha256) for each in files) for name, files in self.media.items()}
+        return max(sizes, key=lambda name: sizes[name], default="parameters")
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
@@ -14,6 +15,10 @@ JobPhase = Literal["queued", "preparing", "running", "encoding", "succeeded", "f
 FileRole = Literal["checkpoint", "result"]
 FILE_PART_BYTES = 1 << 20
 """Files travel in parts of so many bytes; only the last one may be smaller."""
+FILE_NAME = re.compile(r"[0-9a-f]{64}")
+"""What files are called, all of it: the SHA-256 of their content, in hexadecimal."""
+PRIORITY_MAX = 100
+"""Jobs have a priority from minus this to this."""
 
 
 @dataclass(frozen=True, slots=True)

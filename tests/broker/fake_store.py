@@ -132,7 +132,7 @@ class Disk:
                 data_ = self.files[action.file]
                 if not data_.startswith(action.wanted.kind.encode()):
                     return FileDone(now, action.ticket, Failure("request", f"is no {action.wanted.kind}"))
-                return FileDone(now, action.ticket, facts={"frames": 1})
+                return FileDone(now, action.ticket)
             case a.CheckOutput():
                 is_right = action.path.startswith("/out/") and action.path.endswith(action.suffix)
                 return FileDone(now, action.ticket, None if is_right else Failure("request", "can't be written"))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,6 @@ from reelwire.broker.media_roots import MediaRoots, Refused
 from reelwire.job_parts import FILE_PART_BYTES
 from reelwire.job_spec import MediaInput
 from reelwire.messages import Failure
-from reelwire.spec import Plain
 
 VIDEO = MediaInput("video", "video")
 CONTENT = b"".join(bytes([number]) * FILE_PART_BYTES for number in range(3)) + b"the end"
@@ -45,15 +44,14 @@ class Disk:
         for folder in (base / "files", base / "incoming", self.media):
             folder.mkdir()
         self.events: list[PartStored | FileDone | PartRead] = []
-        self.facts: Mapping[str, Plain] | Refused = {}
+        self.refused = ""
         roots = MediaRoots([str(self.media)], base / "files")
         self.files = Files(base / "files", base / "incoming", roots, self._look, self.events.append, lambda: 5.0, 7.0)
 
-    def _look(self, path: Path, wanted: MediaInput) -> Mapping[str, Plain]:
+    def _look(self, path: Path, _wanted: MediaInput) -> None:
         assert path.parent == self.base / "files"
-        if isinstance(self.facts, Refused):
-            raise self.facts
-        return self.facts
+        if self.refused:
+            raise Refused(self.refused)
 
     def do(self, *actions: FileAction) -> list[Any]:
         """What is answered; all long work is done."""
@@ -323,11 +321,10 @@ def test_a_real_disk_that_is_full(disk: Disk, tmp_path: Path, monkeypatch: pytes
 # --- looking into files ----------------------------------------------------------------------------------------------
 
 
-def test_facts_of_a_file_are_said(disk: Disk) -> None:
-    """What was found, or why it isn't what is wanted."""
+def test_a_file_is_looked_into(disk: Disk) -> None:
+    """It is what is wanted, or it is said why it isn't."""
     disk.send(1)
-    disk.facts = {"frames": 3}
-    assert disk.do(InspectFile(2, SHA, VIDEO)) == [FileDone(5.0, 2, nbytes=len(CONTENT), facts={"frames": 3})]
-    disk.facts = Refused("it is a picture")
+    assert disk.do(InspectFile(2, SHA, VIDEO)) == [FileDone(5.0, 2)]
+    disk.refused = "it is a picture"
     assert disk.failure(InspectFile(3, SHA, VIDEO)) == Failure("request", "it is a picture")
     assert disk.failure(InspectFile(4, EMPTY, VIDEO)).message == "the file isn't there any more"
