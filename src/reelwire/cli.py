@@ -21,6 +21,7 @@ from .commands.config import show
 from .commands.demo import demo
 from .commands.doctor import doctor
 from .commands.edit import edit
+from .commands.result import result
 from .commands.status import status
 from .commands.stream import stream
 from .commands.up import up
@@ -43,7 +44,7 @@ app = typer.Typer(
 config = typer.Typer(help="Settings: what holds and where it came from.", no_args_is_help=True, rich_markup_mode=None)
 app.add_typer(config, name="config")
 app.add_typer(bench, name="bench")
-for command in (demo, up, broker, worker, stream, edit, status, cancel, doctor):
+for command in (demo, up, broker, worker, stream, edit, result, status, cancel, doctor):
     app.command()(command)
 config.command()(show)
 

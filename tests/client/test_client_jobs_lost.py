@@ -199,7 +199,7 @@ def test_whoever_watches_the_connection_is_told_when_it_is_lost_and_when_it_is_b
             jobs.restart()
             assert [heard.get(timeout=LIMIT_S) for _ in range(2)] == [False, True]
     with client._link.lock:  # the connection can't be made again before this ends
-        client._link.feed(lambda now: e.OutboxFull(now))
+        client._link.feed(e.OutboxFull)
         with watching_connection(client, heard.put):
             assert heard.get(timeout=LIMIT_S) is False
     assert heard.empty()

@@ -6,12 +6,15 @@ from typing import Annotated
 
 import typer
 
-from ..errors import JobError
+from ..errors import JobError, RequestError
 from .shared import ConfigFile, Endpoint, Json, load_settings, print_json, print_table
 
 
 def cancel(
-    jobs: Annotated[list[str], typer.Argument(help="Ids of jobs, as `reelwire status` and `reelwire edit` say them.")],
+    jobs: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="ID", help="Of jobs, as `reelwire status` and `reelwire edit` say them."),
+    ] = None,
     endpoint: Endpoint = None,
     config: ConfigFile = None,
     as_json: Json = False,
@@ -20,6 +23,8 @@ def cancel(
     from .. import Client
     from ..settings import ClientSettings
 
+    if not jobs:
+        raise RequestError("jobs", "are missing; accepted: the ids of jobs, as `reelwire status` lists them")
     settings = load_settings(config).resolve("client", ClientSettings, {"endpoint": endpoint}).value
     states: dict[str, str] = {}
     unknown: list[str] = []

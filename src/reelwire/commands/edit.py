@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ..errors import JobError, OverloadError, ReelwireError, RequestError, UsageError
-from .shared import ConfigFile, Endpoint, Json, assignments, load_settings, print_json, print_table, tell
+from .job_results import awaited, check_place, left, report, row_of, telling_of_breaks, why, written
+from .shared import ConfigFile, Endpoint, Json, assignments, load_settings, print_json, tell
 
 if TYPE_CHECKING:
     from .. import Client, Job
@@ -87,6 +88,11 @@ def edit(
         raise RequestError("task", "is missing; accepted: the name of a kind, such as v2v, or --tasks FILE")
     else:
         wanted = [Task(out or Path(f"{task}.mp4"), task, given, texts)]
+    if detach and out is not None:
+        raise UsageError(
+            f"--out is given beside --detach, which waits for no result; accepted: one of them, and then "
+            f"`reelwire result ID --out {out}`"
+        )
     _check_places(wanted)
     _run(wanted, endpoint, config, worker_wait, named_out=out is not None, detach=detach, as_json=as_json)
 
@@ -141,10 +147,7 @@ def _placed(folder: Path, text: str) -> str:
 def _check_places(tasks: list[Task]) -> None:
     seen: set[Path] = set()
     for task in tasks:
-        if task.out.exists() and not task.out.is_file():
-            raise RequestError("out", f"{task.out} is something else than a file; accepted: the path of one")
-        if not task.out.parent.is_dir():
-            raise RequestError("out", f"the folder {task.out.parent} is not there; accepted: a folder that exists")
+        check_place(task.out)
         if task.out.resolve() in seen:
             raise RequestError("out", f"{task.out} is said twice; accepted: a file of its own for each request")
         seen.add(task.out.resolve())
@@ -162,7 +165,6 @@ def _run(
 ) -> None:
     from .. import Client
     from ..settings import ClientSettings
-    from .job_bar import job_bar
     from .local import stopped_by_signals
 
     settings = load_settings(config).resolve("client", ClientSettings, {"endpoint": endpoint}).value
@@ -179,26 +181,17 @@ def _run(
             if detach:
                 _say_ids(jobs, as_json)
                 return
-            rows = []
-            for task, job in jobs:
-                with job_bar(f"{task.task} {job.id}", quiet=as_json) as moved:
-                    for event in job.progress():
-                        moved(event)
-                try:
-                    rows.append(_taken(task, job, named_out=named_out or len(tasks) > 1))
-                except JobError as error:
-                    failed.append(f"{job.id}: {error}")
-                    rows.append({"job": job.id, "state": job.status().state, "reason": str(error)})
+            rows = _results(client, jobs, failed, named_out=named_out or len(tasks) > 1, as_json=as_json)
         except KeyboardInterrupt:
             ids = [job.id for _, job in jobs]
             if len(keys) > len(ids):
                 ids.append(f"perhaps the one under the key {keys[-1]}")
-            raise ReelwireError(f"left; goes on without this command: {', '.join(ids)}" if ids else "stopped") from None
+            raise left(ids) from None
         except ReelwireError as error:
             if jobs:
                 error.add_note(f"submitted already, and going on: {', '.join(job.id for _, job in jobs)}")
             raise
-    _report(rows, as_json)
+    report(rows, as_json=as_json)
     if failed:
         tell("; ".join(failed))
         raise typer.Exit(1)
@@ -228,7 +221,8 @@ def _submitted(client: Client, task: Task, key: str, before: list[Job], where: s
             if not waiting:
                 raise
             tell(f"waits for {waiting[0].id}: {error}")
-            waiting.pop(0).wait()
+            with telling_of_breaks(client, [waiting[0].id]):
+                waiting.pop(0).wait()
 
 
 def typed(spec: JobSpec, texts: Mapping[str, str]) -> dict[str, Any]:
@@ -247,36 +241,28 @@ def typed(spec: JobSpec, texts: Mapping[str, str]) -> dict[str, Any]:
     }
 
 
-def _taken(task: Task, job: Job, *, named_out: bool) -> dict[str, Any]:
-    """Write a result, and say what it is."""
-    status = job.status()
-    out = task.out if named_out or not status.suffix else task.out.with_suffix(status.suffix)
-    if status.state == "succeeded" and out.suffix.lower() != status.suffix:
-        tell(f"{out} will hold a {status.suffix} file")
-    job.result(out)
-    status = job.status()
-    return {
-        "job": job.id,
-        "state": status.state,
-        "out": str(out),
-        "bytes": status.result_bytes,
-        "sha256": status.result_sha256,
-        "attempt": status.attempt,
-        "facts": dict(status.facts),
-    }
+def _results(
+    client: Client, jobs: list[tuple[Task, Job]], failed: list[str], *, named_out: bool, as_json: bool
+) -> list[dict[str, Any]]:
+    """Wait for all jobs, write their results, and say what they are; whatever has failed is added to `failed`."""
+    rows, waiting = [], [job.id for _, job in jobs]
+    with telling_of_breaks(client, waiting):
+        for task, job in jobs:
+            status = awaited(job, quiet=as_json)
+            out = task.out if named_out or not status.suffix else task.out.with_suffix(status.suffix)
+            try:
+                rows.append(written(job, status, out))
+            except JobError as error:
+                failed.append(why(job, error))
+                rows.append(row_of(status, reason=str(error)))
+            waiting.remove(job.id)
+    return rows
 
 
 def _say_ids(jobs: list[tuple[Task, Job]], as_json: bool) -> None:
     if as_json:
-        print_json([{"job": job.id, "key": job.key, "task": task.task} for task, job in jobs])
+        print_json([{"job": job.id, "key": job.key, "task": task.task, "out": str(task.out)} for task, job in jobs])
     else:
         for _, job in jobs:
             typer.echo(job.id)
-
-
-def _report(rows: list[dict[str, Any]], as_json: bool) -> None:
-    if as_json:
-        print_json(rows)
-        return
-    columns = ("job", "state", "out", "bytes", "attempt")
-    print_table("Jobs", columns, [[row.get(name, "-") for name in columns] for row in rows])
+    tell("`reelwire result ID --out FILE` waits for a result and writes it")

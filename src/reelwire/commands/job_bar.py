@@ -55,6 +55,11 @@ def said_of(status: JobStatus) -> str:
     return "  ".join(parts)
 
 
+def note_of(status: JobStatus) -> str:
+    """What is remarkable about a job that isn't why it has failed; empty when nothing is."""
+    return str(getattr(status, "note", ""))
+
+
 def duration(seconds: float) -> str:
     """Seconds as a person reads them: 42 s, 3:05, 1:02:07."""
     whole = round(seconds)
