@@ -79,6 +79,25 @@ def _jobs_objection(hello: WorkerHello) -> Objection | None:
     return None
 
 
+def is_same_process(one: Membership, other: Membership) -> bool:
+    """Whether two places are those of one process; of processes that don't say who they are nobody knows, and they are."""
+    return (one.machine, one.pid, one.started) == (other.machine, other.pid, other.started)
+
+
+def taken_objection(place: Membership, held: Membership, holder: str) -> Objection:
+    """Say to a newcomer that its rank is another process's.
+
+    Args:
+        place: where the newcomer wants to be.
+        held: what the other one says of itself.
+        holder: the name of that worker.
+    """
+    where = "this" if held.machine == place.machine else "another"
+    process = f" (process {held.pid} on {where} machine)" if held.pid else ""
+    rank = f"rank {place.rank} of group {shown(place.group)}"
+    return "limit", f"{rank} is worker {shown(holder)}{process}; accepted: one process for each rank, once that is gone"
+
+
 def member_objection(
     hello: WorkerHello, place: Membership, world: int, others: Mapping[int, WorkerHello]
 ) -> Objection | None:
@@ -93,12 +112,6 @@ def member_objection(
     name = shown(place.group)
     if place.world != world:
         return "conflict", f"group {name} has {world} ranks, rank {place.rank} counts {place.world}; accepted: {world}"
-    if place.rank in others:
-        holder = shown(others[place.rank].name)
-        return (
-            "limit",
-            f"rank {place.rank} of group {name} is worker {holder}; accepted: one of each, once that is gone",
-        )
     for rank, other in others.items():
         for what, (mine, theirs) in _alike(hello, other).items():
             if mine != theirs:

@@ -40,7 +40,14 @@ from reelwire.wire import pack
 from .desk import Desk, shortened
 from .events import Received
 from .group import Group as Group
-from .group_admission import kinds_objection, member_objection, membership_of, place_objection
+from .group_admission import (
+    is_same_process,
+    kinds_objection,
+    member_objection,
+    membership_of,
+    place_objection,
+    taken_objection,
+)
 from .peers import Peer
 from .timers import Timers
 
@@ -83,7 +90,7 @@ class Groups:
         place = membership_of(hello)
         if place is None:
             return None
-        objection = place_objection(hello, place)
+        objection = place_objection(hello, place) or self._taken(place, replaced)
         if objection is not None:
             return objection
         left = {name: ranks for name in self.by_name if (ranks := self._left(name, place, replaced)) is not None}
@@ -114,6 +121,23 @@ class Groups:
         place = membership_of(hello)
         group = None if place is None else self.by_name.get(place.group)
         return place is not None and group is not None and group.is_member(place)
+
+    def _taken(self, place: Membership, replaced: Container[int]) -> tuple[str, str] | None:
+        """Why a rank can't be a newcomer's: another process has it, which is here and is heard.
+
+        That one may be as dead as whoever is started in its place takes it for. Then it is dropped soon, and the newcomer,
+        who tries again, gets in; but nobody ends a group that works by saying that he is a rank of it.
+        """
+        group = self.by_name.get(place.group)
+        holder = None if group is None else group.ranks.get(place.rank)
+        if group is None or holder is None:
+            return None
+        held, fate, is_replaced = group.places[place.rank], self._fate(group, place), holder.attachment in replaced
+        if is_replaced and (holder.mute or is_same_process(held, place)):
+            return None
+        if (fate == "leaves" and not is_replaced) or (fate == "renews" and place.epoch):
+            return None  # it is told to leave, or the other one is
+        return taken_objection(place, held, holder.name)
 
     def _left(self, name: str, place: Membership | None, replaced: Container[int]) -> Mapping[int, Peer] | None:
         """The ranks that stay in a group when a worker is taken in the place of others; None when that ends the group."""

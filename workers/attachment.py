@@ -64,6 +64,7 @@ class Attachment(ABC):
         self._heartbeat_s, self._missed = 1.0, 3
         self._hello_at = self._give_up_at = self._beat_at = self._silent_at = self._attached_at = 0.0
         self._rejections = 0
+        self._refusal = ""
         self._incarnation = 0
         self._drain_until: float | None = None
         self._was_asked = False  # to stop, itself: whoever leads a group drains when another rank was asked, too
@@ -184,7 +185,7 @@ class Attachment(ABC):
             actions += [AbandonMemory(), *self._abandon(now)]
         self._state, self._attachment, self._name = "attached", attachment, message.name
         self._heartbeat_s, self._missed = message.heartbeat_s, message.missed
-        self._attached_at = now
+        self._attached_at, self._refusal = now, ""
         if message.incarnation != self._incarnation:  # it was another broker that didn't know us any more
             self._incarnation, self._rejections = message.incarnation, 0
         self._silent_at = now + self._missed * self._heartbeat_s
@@ -206,7 +207,7 @@ class Attachment(ABC):
             case "unknown_peer" | "malformed" if self._state == "greeting":
                 return []  # said about something from before the hello
             case "limit" if self._state == "greeting":
-                self._hello_at = now + self._backoff(now)
+                self._hello_at, self._refusal = now + self._backoff(now), message.message
                 return [Log("warning", "rejected", {"code": message.code, "reason": message.message})]
             case _:
                 return self._lose(now, f"the broker rejected this worker: {message.message}", rejected=True)
@@ -251,8 +252,9 @@ class Attachment(ABC):
             return self._due(now)
         if self._state == "greeting":
             if now >= self._give_up_at:
-                reason = f"no broker answers at {self.config.broker} for {self.config.connect_timeout_s:g} s"
-                return self._stop(3, reason)
+                limit, refusal = f"for {self.config.connect_timeout_s:g} s", self._refusal
+                reason = f"the broker hasn't taken this worker {limit}; it said last: {refusal}"
+                return self._stop(3, reason if refusal else f"no broker answers at {self.config.broker} {limit}")
             return self._greet(now) if now >= self._hello_at else []
         if self._state == "attached" and now >= self._silent_at and event.drained:
             silence = self._missed * self._heartbeat_s

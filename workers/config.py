@@ -29,7 +29,7 @@ class WorkerConfig:
 
     Attributes:
         broker: endpoint of the broker.
-        name: name of the worker; a new worker under an old name replaces the old one.
+        name: name of the worker; a new worker under an old name replaces the old one, unless that is a group's rank.
         pipeline: a registered name, or ``path/to/file.py:object``.
         options: options of the pipeline, such as ``model=tiny``.
         stages: the stages to serve; empty: all of the pipeline.

@@ -23,6 +23,7 @@ class Rank(Worker):
         super().__init__(team.rig, route, route.decode(), maps=maps)
         self.team = team
         self.rank = rank
+        self.pid = 100 + rank
         self.epoch = 0
         self.has_left = False
         if rank == 0:
@@ -38,9 +39,7 @@ class Rank(Worker):
         leads = self.rank == 0
         more = {"limits": self.team.limits[self.rank], **self.team.more, **more}
         last = max((body.sequence for body in self.bodies), default=0) if self.epoch else 0
-        more["group"] = m.Membership(
-            self.team.name, self.rank, self.team.size, self.epoch, last, "host", 100 + self.rank, "f"
-        )
+        more["group"] = m.Membership(self.team.name, self.rank, self.team.size, self.epoch, last, "host", self.pid, "f")
         if not leads:
             more.pop("held", None)
             more.pop("memory", None)

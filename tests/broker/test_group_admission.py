@@ -93,9 +93,49 @@ def test_groups_06_a_rank_is_taken_once(hall: Hall, state: str) -> None:
     group, leader, _ = in_state(hall, state)
     epoch = EARLIER if state == "rejoining" else 0
     objection = hall.objection(hello("another", 0, group.world, epoch=epoch))
-    assert objection == ("limit", "rank 0 of group 'g' is worker 'g0'; accepted: one of each, once that is gone")
+    holder = "rank 0 of group 'g' is worker 'g0' (process 100 on this machine)"
+    assert objection == ("limit", f"{holder}; accepted: one process for each rank, once that is gone")
     hall.drop(leader)
     assert hall.objection(hello("another", 0, group.world, epoch=epoch)) is None
+
+
+@pytest.mark.parametrize("state", ["gathering", "rejoining", "opening", "forming", "formed", "waiting"])
+@pytest.mark.parametrize("epoch", [0, EARLIER, EARLIER - 1])
+@pytest.mark.parametrize("other", [{"pid": 999}, {"started": 999}, {"machine": "elsewhere"}])
+def test_groups_04_a_second_process_does_not_replace_a_living_rank(
+    hall: Hall, state: str, epoch: int, other: dict[str, Any]
+) -> None:
+    """Whoever comes under a rank's name, but as another process, is told whose the rank is; it gets in once that is gone."""
+    group, leader, _ = in_state(hall, state)
+    said = hello("g0", 0, group.world, epoch=epoch, **other)
+    objection = hall.objection(said)
+    assert objection is not None
+    assert objection[0] == "limit"
+    where = "another" if "machine" in other else "this"
+    assert f"rank 0 of group 'g' is worker 'g0' (process 100 on {where} machine)" in objection[1]
+    assert hall.groups.by_name["g"] is group
+    leader.mute = "unreachable"  # its connection has just broken
+    assert hall.objection(said) is None
+    leader.mute = ""
+    hall.drop(leader, "unreachable", returns=True)
+    assert hall.objection(said) is None
+
+
+def test_groups_04_a_process_of_a_later_epoch_has_its_rank(hall: Hall) -> None:
+    """Where ranks come back to a broker, one of an epoch that is over keeps nobody out, though it is alive."""
+    old = hall.rank(0, 3, epoch=EARLIER)
+    hall.rank(0, 3, epoch=EARLIER + 1, pid=999)
+    assert hall.heard(old) == [] or old.gone
+    assert [peer.name for peer in hall.groups.by_name["g"].ranks.values()] == ["g0"]
+    assert hall.groups.by_name["g"].epoch == EARLIER + 1
+
+
+def test_groups_04_a_process_without_a_number_is_taken_for_the_same(hall: Hall) -> None:
+    """A worker that is no group's rank, and says nothing of its process, replaces its old self as any worker does."""
+    first = hall.attach(hello("w", group=None))
+    second = hall.attach(hello("w", group=None))
+    assert first.gone
+    assert hall.groups.by_name["w"].leader is second
 
 
 def test_groups_06_a_restarted_rank_may_differ_because_the_others_leave(hall: Hall) -> None:
@@ -153,4 +193,4 @@ def test_groups_05_a_kind_goes_with_who_announced_it(hall: Hall) -> None:
     hall.drop(hall.peers.workers["w"])
     hall.drop(hall.peers.workers["u"])
     hall.rank(0, 2, "old", epoch=EARLIER, name="u")
-    assert hall.objection(hello("v", 0, 2, "old", jobs=changed)) is None
+    assert hall.objection(hello("v", 0, 2, "old", epoch=EARLIER + 1, jobs=changed)) is None

@@ -12,7 +12,7 @@ from reelwire.broker.config import BrokerConfig
 from reelwire.broker.events import Malformed, OutboxFull, TurnEnded, Unreachable
 from reelwire.broker.job_record import Saved
 
-from .fake_ranks import Team
+from .fake_ranks import Rank, Team
 
 
 def session(rig: Any, chunks: int = 6, **asked: Any) -> tuple[Any, str]:
@@ -129,6 +129,25 @@ def test_groups_04_a_stage_that_hangs_ends_the_epoch(kit: Any, silent: str) -> N
     assert client.ended(name).failure.kind == "worker_lost"
     assert team.ranks[1].last(m.EndGroup).lost == (0,)
     assert rig.core.status()["workers"] == []
+
+
+def test_groups_04_a_second_process_of_a_rank_is_refused_and_tries_again(rig: Any) -> None:
+    """The group works on while the first one lives; when its connection has broken the next hello of the other is taken."""
+    team = Team(rig, size=2).start()
+    client, name = session(rig)
+    second = Rank(team, 1, b"elsewhere")
+    second.name, second.pid = "g1", 999
+    second.attach()
+    assert second.attachment == 0
+    word = second.last(m.Rejected)
+    assert word.code == "limit"
+    assert "rank 1 of group 'g' is worker 'g1' (process 101 on this machine)" in word.message
+    assert client.state(name)[0] == "ready"
+    assert of(rig)["state"] == "formed"
+    rig.handle(Unreachable(rig.now, team.ranks[1].route))
+    second.attach()
+    assert second.attachment
+    assert team.leader.last(m.EndGroup).lost == (1,)
 
 
 def test_groups_04_jobs_are_told_of_beginnings_and_ends(rig: Any) -> None:

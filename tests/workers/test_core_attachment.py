@@ -260,6 +260,30 @@ def test_a_full_broker_is_asked_again(rig: Any) -> None:
     assert hellos(worker) == 1
 
 
+def test_groups_04_a_worker_that_is_refused_again_and_again_ends_with_the_sentence(rig: Any) -> None:
+    """It tries as long as it may, then says what the broker said, and not that nobody answers; taken meanwhile, it stays."""
+    worker = rig(connect_timeout_s=30.0)
+    worker.start()
+    for _ in range(29):
+        if hellos(worker):
+            worker.sent.clear()
+            worker.hear(Rejected("limit", "rank 0 of group 'g' is worker 'g0'"), attachment=0)
+        worker.tick(1.0)
+    assert not worker.stopped
+    worker.tick(1.1)
+    assert worker.stopped.exit_code == 3
+    assert worker.stopped.reason == (
+        "the broker hasn't taken this worker for 30 s; it said last: rank 0 of group 'g' is worker 'g0'"
+    )
+    other = rig(connect_timeout_s=30.0)
+    other.start()
+    other.hear(Rejected("limit", "rank 0 of group 'g' is worker 'g0'"), attachment=0)
+    other.welcome(1)
+    other.tick(60.0)
+    other.tick(31.0)
+    assert "no broker answers" in other.stopped.reason
+
+
 @pytest.mark.parametrize(
     ("code", "exit_code"), [("version", 3), ("conflict", 2)], ids=["other version", "other spec of that name"]
 )
