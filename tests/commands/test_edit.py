@@ -14,6 +14,9 @@ import pytest
 from reelwire import Client, JobStatus, RequestError
 from reelwire.commands.edit import read_tasks, typed
 from reelwire.commands.job_bar import duration, said_of
+from reelwire.commands.job_kinds import accepted
+from reelwire.commands.job_results import report, row_of
+from reelwire.commands.status import _print_jobs
 from reelwire.errors import ConfigError
 from reelwire.job_spec import JobSpec
 from reelwire.spec import Parameter
@@ -122,6 +125,39 @@ def test_where_a_job_stands_is_said_in_words() -> None:
     assert [duration(seconds) for seconds in (0.2, 59.4, 61, 3727)] == ["0 s", "59 s", "1:01", "1:02:07"]
 
 
+def test_what_a_kind_of_job_takes_is_said_in_words() -> None:
+    """Bounds, lengths, choices and forms, as a request is checked against them."""
+    said = {
+        accepted(one)
+        for one in (
+            Parameter("a", "integer", "", minimum=1, maximum=9, multiple_of=4),
+            Parameter("b", "string", "", maximum=80),
+            Parameter("c", "string", "", choices=("even", "ramp")),
+            Parameter("d", "number", "", minimum=0.5),
+            Parameter("e", "boolean", ""),
+            Parameter("f", "string", ""),
+        )
+    }
+    assert said == {
+        "1 to 9, of the form 4k+1", "up to 80 characters", "even, ramp", "0.5 or more", "true, false", "any",
+    }  # fmt: skip
+
+
+def test_what_is_remarkable_about_a_job_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    """Beside its result: such as that it couldn't be written to where it was wanted on the broker's machine."""
+
+    class Noted(JobStatus):
+        note = "not written: no room"
+
+    status = Noted("7-ab", "k", "succeeded", result_bytes=3, suffix=".mp4")
+    _print_jobs({"jobs": {"states": {"succeeded": 1}}}, [status])
+    assert f"3 bytes; {Noted.note}" in capsys.readouterr().out
+    report([row_of(status, out="a.mp4")], as_json=False)
+    assert Noted.note in capsys.readouterr().out
+    report([row_of(status)], as_json=True)
+    assert json.loads(capsys.readouterr().out)[0]["note"] == Noted.note
+
+
 def test_nobody_listening_is_exit_code_3(reelwire: Reelwire) -> None:
     """Of each command that asks a broker."""
     for arguments in (("edit", "v2v"), ("cancel", "1")):
@@ -165,6 +201,26 @@ def test_jobs_are_asked_for_shown_and_ended(reelwire: Reelwire, where: Mapping[s
     ended = reelwire("cancel", "nobody", job, "--json", env=where)
     assert json.loads(ended.out) == {job: "cancelled"}
     assert (ended.code, "there is no job 'nobody'" in ended.sentence()) == (1, True)
+
+
+def test_what_kinds_of_jobs_take_is_shown(reelwire: Reelwire, where: Mapping[str, str]) -> None:
+    """Files and parameters of each, with flag, type, default and bounds; for programs the whole specs."""
+    shown = " ".join(reelwire("status", "--kinds", env=where).out.split())
+    for words in ("emulated-rv2v: ", "images │ --image │ image file │ required │ 1 to 5", "prompt │ --prompt │ string"):
+        assert words in shown, shown
+    assert "frames │ --set frames= │ integer │ 9 │ 1 to 4096, of the form 4k+1 │ of the clip" in shown
+    kinds = json.loads(reelwire("status", "--kinds", "--json", env=where).out)
+    assert {one["name"] for one in kinds} == {"emulated", "emulated-v2v", "emulated-rv2v"}
+    steps = next(one for one in kinds[0]["parameters"] if one["name"] == "steps")
+    assert (steps["kind"], steps["default"], steps["minimum"]) == ("integer", 40, 1)
+    assert json.loads(reelwire("status", "--json", env=where).out)["jobs"]["kinds"] == kinds
+    assert "emulated-v2v" in reelwire("status", env=where).out
+
+
+def test_no_kinds_of_jobs_are_said_in_a_sentence(reelwire: Reelwire, broker: str) -> None:
+    """As long as no worker does any."""
+    ended = reelwire("status", "--kinds", "--endpoint", broker)
+    assert (ended.code, ended.out, ended.sentence()) == (0, "", "no worker that is attached does jobs")
 
 
 def test_what_was_submitted_before_a_request_that_is_refused_is_named(

@@ -43,7 +43,7 @@ class Task:
 
 def edit(
     task: Annotated[
-        str | None, typer.Argument(help="What to do, such as v2v; `reelwire status` lists the kinds.")
+        str | None, typer.Argument(help="What to do, such as v2v; `reelwire status --kinds` lists the kinds.")
     ] = None,
     prompt: Annotated[str | None, typer.Option(help="What the clip shall look like.")] = None,
     video: Annotated[
@@ -55,7 +55,12 @@ def edit(
     seed: Annotated[int | None, typer.Option(help="Seed of the noise.")] = None,
     profile: Annotated[str | None, typer.Option(help="How it is computed, where the kind has a choice.")] = None,
     parameters: Annotated[
-        list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="Any other parameter of the kind.")
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="NAME=VALUE",
+            help="Any other parameter of the kind, as `reelwire status --kinds` lists them.",
+        ),
     ] = None,
     out: Annotated[
         Path | None, typer.Option(help="The file to write. (default: TASK.mp4, or .png for a picture)")

@@ -33,7 +33,7 @@ def job_bar(title: str, *, quiet: bool = False) -> Iterator[Moved]:
         task = bar.add_task(title, total=None, said="")
 
         def moved(status: JobStatus) -> None:
-            bar.update(task, total=status.steps or None, completed=status.step, said=said_of(status))
+            bar.update(task, total=status.steps or None, completed=status.step, said=_said_with_note(status))
 
         yield moved
 
@@ -56,8 +56,13 @@ def said_of(status: JobStatus) -> str:
 
 
 def note_of(status: JobStatus) -> str:
-    """What is remarkable about a job that isn't why it has failed; empty when nothing is."""
+    """What else is to be known of a job, beside where it stands and why it has failed; empty when nothing is."""
     return str(getattr(status, "note", ""))
+
+
+def _said_with_note(status: JobStatus) -> str:
+    note = note_of(status)
+    return f"{said_of(status)} ({note})" if note else said_of(status)
 
 
 def duration(seconds: float) -> str:

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-from .job_bar import duration, said_of
-from .shared import ConfigFile, Endpoint, Json, load_settings, print_json, print_table
+import typer
+
+from .job_bar import duration, note_of, said_of
+from .job_kinds import plain_kinds, print_details, print_kinds
+from .shared import ConfigFile, Endpoint, Json, load_settings, print_json, print_table, tell
 
 if TYPE_CHECKING:
     from .. import JobStatus
+    from ..job_spec import JobSpec
 
 JOBS_SHOWN_MAX = 20
 _WORDS = {
@@ -21,22 +25,45 @@ _WORDS = {
 """What a name of the status is called in the table; other names are words already."""
 
 
-def status(endpoint: Endpoint = None, config: ConfigFile = None, as_json: Json = False) -> None:
+def status(
+    kinds: Annotated[
+        bool, typer.Option("--kinds", help="Print which jobs can be asked for, with what each takes, and nothing else.")
+    ] = False,
+    endpoint: Endpoint = None,
+    config: ConfigFile = None,
+    as_json: Json = False,
+) -> None:
     """Print the broker's workers and groups, its sessions, and its jobs, the newest first."""
     from .. import Client
     from ..settings import ClientSettings
 
     client_settings = load_settings(config).resolve("client", ClientSettings, {"endpoint": endpoint}).value
     with Client(client_settings.endpoint, connect_timeout_s=client_settings.connect_timeout_s) as client:
+        specs = list(client.job_kinds.values())
+        if kinds:
+            _print_kinds(specs, as_json=as_json)
+            return
         state = client.status()
         jobs = client.jobs()
     if as_json:
-        print_json({**state, "jobs": {**state["jobs"], "listed": [asdict(job) for job in jobs]}})
+        listed = [asdict(job) for job in jobs]
+        print_json({**state, "jobs": {**state["jobs"], "listed": listed, "kinds": plain_kinds(specs)}})
         return
-    print_state(client_settings.endpoint, state, jobs)
+    print_state(client_settings.endpoint, state, jobs, specs)
 
 
-def print_state(endpoint: str, state: Mapping[str, Any], jobs: Sequence[JobStatus]) -> None:
+def _print_kinds(specs: Sequence[JobSpec], *, as_json: bool) -> None:
+    if as_json:
+        print_json(plain_kinds(specs))
+    elif specs:
+        print_details(specs)
+    else:
+        tell("no worker that is attached does jobs")
+
+
+def print_state(
+    endpoint: str, state: Mapping[str, Any], jobs: Sequence[JobStatus], kinds: Sequence[JobSpec] = ()
+) -> None:
     """The state as tables: the broker, its workers with their stages, groups, pipelines, sessions, jobs, and what was counted."""
     single = [
         (_WORDS.get(name, name), _told(value)) for name, value in state.items() if not isinstance(value, list | Mapping)
@@ -81,6 +108,7 @@ def print_state(endpoint: str, state: Mapping[str, Any], jobs: Sequence[JobStatu
         print_table(
             "Sessions", ("session", "pipeline", "state", "made", "acknowledged", "worker", "waits for"), sessions
         )
+    print_kinds(kinds)
     _print_jobs(state, jobs)
     if state["counters"]:
         print_table("Counters since the start", ("what", "count"), state["counters"].items())
@@ -114,13 +142,21 @@ def _print_jobs(state: Mapping[str, Any], jobs: Sequence[JobStatus]) -> None:
             job.priority,
             job.attempt,
             duration(job.submitted_s),
-            job.failure.message if job.failure else f"{job.result_bytes} bytes" if job.result_bytes else "-",
+            _outcome(job),
         ]
         for job in jobs[:JOBS_SHOWN_MAX]
     ]
     total = sum(state["jobs"]["states"].values())
     title = "Jobs" if total <= len(rows) else f"Jobs, the newest {len(rows)} of {total}"
     print_table(title, ("job", "kind", "state", "client", "priority", "attempt", "age", "result"), rows)
+
+
+def _outcome(job: JobStatus) -> str:
+    parts = [
+        job.failure.message if job.failure else f"{job.result_bytes} bytes" if job.result_bytes else "",
+        note_of(job),
+    ]
+    return "; ".join(part for part in parts if part) or "-"
 
 
 def _told(value: object) -> object:
