@@ -58,6 +58,10 @@ class NotNow(Exception):
     """A batch can't be written for the moment: the disk is full, or somebody has locked the database."""
 
 
+class JournalGone(Exception):
+    """The journal that is written isn't the one that lies there: somebody has removed it, moved it or put another there."""
+
+
 class Journal:
     """A journal that is open; one thread at a time may use it.
 
@@ -80,6 +84,7 @@ class Journal:
         try:
             with _explained(path):
                 self._prepare()
+                self._written = {each: _identity(each) for each in (path, path.with_name(f"{path.name}-wal"))}
         except ConfigError:
             self._connection.close()
             raise
@@ -120,6 +125,7 @@ class Journal:
 
         Raises:
             NotNow: it can't be written for the moment; nothing else may be written before the same batch is.
+            JournalGone: it was written where nobody will find it; nothing may be said to be durable any more.
             sqlite3.Error: it can't be written; nothing may be said to be durable any more.
         """
         try:
@@ -133,10 +139,21 @@ class Journal:
             if error.sqlite_errorcode & _PRIMARY in _MAY_PASS:
                 raise NotNow(str(error)) from error
             raise
+        self._check_there()
 
     def close(self) -> None:
         """Close it; closing again does nothing."""
         self._connection.close()
+
+    def _check_there(self) -> None:
+        """Find out whether what is written has its names yet: a file without any takes all writes, and goes with us."""
+        for path, written in self._written.items():
+            try:
+                found = _identity(path)
+            except OSError as error:
+                raise JournalGone(f"{str(path)!r} is gone while the broker runs ({error.strerror})") from error
+            if found != written:
+                raise JournalGone(f"{str(path)!r} was replaced while the broker runs")
 
     def _prepare(self) -> None:
         connection = self._connection
@@ -174,6 +191,11 @@ class Journal:
             with contextlib.suppress(sqlite3.Error):
                 self._connection.execute("ROLLBACK")
             raise
+
+
+def _identity(path: Path) -> tuple[int, int]:
+    found = path.stat()
+    return found.st_dev, found.st_ino
 
 
 _encode, _decode = codec.encoder(JobRecord), codec.decoder(JobRecord)

@@ -2,8 +2,9 @@
 
 The journal's thread takes all that waits into one transaction, and says of it what is durable. If the disk is full, or the
 journal locked, it says `StoreStalled` and tries the same again until it can. After any other failure it says `StoreFailed`
-and no more, as nobody can tell then what the disk holds; what isn't known to be durable is never acknowledged. Files have a thread, too; long copies make way for what is short. A third one
-waits for the process that looks into files.
+and no more, as nobody can tell then what the disk holds: also if somebody has removed the journal, which goes on to take all
+that is written. What isn't known to be durable is never acknowledged. Files have a thread, too; long copies make way for what
+is short. A third one waits for the process that looks into files.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from .config import BrokerConfig
 from .events import Event, Stored, StoreFailed, StoreStalled
 from .files import Files
 from .job_record import JobRecord, Saved, StoredFile
-from .journal import Journal, NotNow
+from .journal import Journal, JournalGone, NotNow
 from .media_roots import MediaRoots
 from .prober import Prober
 from .state_folder import StateFolder, claim
@@ -137,6 +138,8 @@ class Store:
     def _guarded(self, run: Callable[[], None]) -> None:
         try:
             run()
+        except JournalGone as error:
+            self._post(StoreFailed(time.monotonic(), str(error)))
         except Exception as error:  # noqa: BLE001  whatever it is, the broker must not go on without this thread
             self._post(StoreFailed(time.monotonic(), f"{type(error).__name__}: {error}"))
 

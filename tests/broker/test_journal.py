@@ -16,7 +16,7 @@ import pytest
 
 from reelwire.broker.actions import Persist
 from reelwire.broker.job_record import JobRecord, StoredFile
-from reelwire.broker.journal import FORMAT, Journal, NotNow
+from reelwire.broker.journal import FORMAT, Journal, JournalGone, NotNow
 from reelwire.errors import ConfigError
 from reelwire.messages import Failure
 
@@ -134,6 +134,59 @@ def test_groups_07_a_real_disk_that_is_full_is_met_when_a_batch_is_committed(tmp
         assert [each.number for each in opened(path)] == list(range(1, 51))
     finally:
         os.system(f"umount {small}")
+
+
+def away(path: Path) -> None:
+    """The whole folder goes."""
+    shutil.rmtree(path.parent)
+
+
+def moved(path: Path) -> None:
+    """The folder has another name."""
+    path.parent.rename(path.parent.with_name("moved"))
+
+
+def replaced(path: Path) -> None:
+    """A backup is put in the journal's place."""
+    shutil.copy(path, path.with_name("backup"))
+    path.with_name("backup").rename(path)
+
+
+def without_log(path: Path) -> None:
+    """What is to be in the journal soon is removed."""
+    path.with_name(f"{path.name}-wal").unlink()
+
+
+@pytest.mark.parametrize("gone", [away, moved, replaced, without_log])
+@pytest.mark.parametrize("is_new", [True, False])
+def test_groups_07_what_is_written_into_a_journal_that_is_gone_is_not_durable(
+    tmp_path: Path, gone: Any, is_new: bool
+) -> None:
+    """SQLite goes on to write into files without a name: that is noticed at the next batch, and at all that follow."""
+    path = tmp_path / "state" / "journal.sqlite3"
+    path.parent.mkdir()
+    if not is_new:
+        Journal(path).close()
+    journal = Journal(path)
+    journal.write(put(record(1)))
+    gone(path)
+    for number in (2, 3):
+        with pytest.raises(JournalGone, match=r"journal\.sqlite3.*while the broker runs"):
+            journal.write(put(record(number)))
+    journal.close()
+
+
+def test_groups_07_a_journal_that_others_read_and_tidy_is_still_there(path: Path) -> None:
+    """Nothing that SQLite's own tools do to it while the broker runs is taken for a removal."""
+    journal = Journal(path)
+    journal.write(put(record(1)))
+    for order in ("SELECT * FROM jobs", "PRAGMA wal_checkpoint(TRUNCATE)", "VACUUM"):
+        other = sqlite3.connect(path, isolation_level=None)
+        other.execute(order).fetchall()
+        other.close()
+        journal.write(put(record(2)))
+    journal.close()
+    assert opened(path) == (record(1), record(2))
 
 
 def test_incarnations_are_counted(path: Path) -> None:

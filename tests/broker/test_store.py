@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import queue
+import shutil
 import sqlite3
 import threading
 from collections.abc import Callable, Iterator
@@ -208,6 +209,22 @@ def test_a_disk_that_fails_ends_the_acknowledgements(broker: Callable[..., Broke
     one.store.close(LIMIT_S)
     assert one.events.empty()
     assert broker().saved.records == (record(1),)
+
+
+def test_groups_07_nothing_is_acknowledged_once_the_state_folder_is_gone(
+    broker: Callable[..., Broker], tmp_path: Path
+) -> None:
+    """The broker is told in a sentence that names the file; what was written after that is never said to be durable."""
+    one = broker()
+    one.persist(record(1))
+    shutil.rmtree(tmp_path / "state")
+    one.store.perform(Persist(2, record(2), "job-2"))
+    path = tmp_path / "state" / "journal.sqlite3"
+    reason = f"{str(path)!r} is gone while the broker runs (No such file or directory)"
+    assert one.next(StoreFailed).reason == reason
+    one.store.perform(Persist(3, record(3), "job-3"))
+    one.store.close(LIMIT_S)
+    assert one.events.empty()
 
 
 @pytest.mark.parametrize("why", ["full", "locked"])
