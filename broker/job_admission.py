@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from reelwire import messages as m
@@ -32,13 +32,12 @@ from .job_files import FileEvent
 from .job_news import info_of
 from .job_quota import Quota
 from .job_record import JobRecord, StoredFile
+from .job_repeat import digest, told_apart
 from .job_states import Checked, Refused
 from .job_uploads import Uploads
 from .peers import Peer
 
 PATH_CHARACTERS_MAX = 4096
-EXACT_MAX = 1 << 53
-"""Whole numbers up to here are floats as well (IEEE 754, binary64)."""
 
 
 @dataclass(slots=True, eq=False)
@@ -193,7 +192,8 @@ class Admission:
     def _repeat(self, peer: Peer, request: m.SubmitJob, known: JobBase) -> None:
         """One key, one job: whoever submits it again is told of the same one."""
         if known.record.asked != digest(request):
-            reason = "has another job already, of another kind or with other parameters, files or output"
+            what = told_apart(request, known.record, self._at.spec(request.kind))
+            reason = f"is that of job {known.id} already, which is another one: {what}"
             self._refuse(peer, request, Failure("request", f"{reason}; accepted: a new key", field="key"))
         elif known.state in ("checking", "committing"):
             known.request.askers[peer] = None
@@ -341,31 +341,6 @@ class Admission:
         file.stored = StoredFile(sha256, shelved.nbytes)
         self._at.shelf.hold(sha256, shelved.nbytes)
         job.request.files.append(file.stored)
-
-
-def digest(request: m.SubmitJob) -> str:
-    """What tells requests apart: their kind, parameters, files and output, as they were asked for.
-
-    Not as they are completed: a request that is said again is the same one, whatever its workers' defaults are by now, and
-    whether there are any. Nor does the priority count, which says when a job is done and not which.
-    """
-    parameters = sorted((name, _same(value)) for name, value in request.parameters.items() if value is not None)
-    media = sorted((name, [(each.path, each.sha256) for each in files]) for name, files in request.media.items())
-    text = repr((request.kind, parameters, media, request.output))
-    return hashlib.blake2b(text.encode("utf-8", "backslashreplace"), digest_size=16).hexdigest()
-
-
-def _same(value: Plain) -> Plain:
-    """A value such that equal numbers look the same: some clients' languages know one kind of them."""
-    if isinstance(value, int) and not isinstance(value, bool) and abs(value) <= EXACT_MAX:
-        return float(value)
-    if isinstance(value, float):
-        return value + 0.0  # there is a zero below zero
-    if isinstance(value, Mapping):
-        return {name: _same(value[name]) for name in sorted(value)}
-    if isinstance(value, list | tuple):
-        return [_same(each) for each in value]
-    return value
 
 
 def _files(wanted: MediaInput, asked: tuple[Media, ...]) -> list[_File]:
