@@ -244,7 +244,8 @@ class BrokerCore(Hearing):
         if self._draining:
             self._stop()
             return
-        self._draining = self._jobs.draining = True
+        self._draining = True
+        self._jobs.drain()
         self._desk.log("info", "draining", sessions=len(self.sessions))
         self._desk.timers.set(("drain", ""), self._desk.now + self._config.drain_s)
         for session in list(self.sessions.values()):

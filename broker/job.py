@@ -19,7 +19,7 @@ from .desk import described, short, shortened
 from .fitting import fitted
 from .job_base import Arriving, JobBase, Request
 from .job_desk import JobDesk
-from .job_news import info_of
+from .job_news import OUTPUT_ERROR, info_of
 from .job_pace import STEPS_MAX, StepPace, is_sensible
 from .job_quota import Quota
 from .job_record import JobRecord, StoredFile
@@ -137,6 +137,8 @@ class Job(JobBase):
             at.persist(self.id, self.record)
         self._join(event.group, is_over=event.is_over)
         self.state = "running"
+        if not event.is_over and self._kept_step >= 0:
+            self._tell_kept()
         at.desk.log("info", "job_adopted", job=self.id, attempt=event.attempt, group=event.group.name)
 
     def on_rejoin_expired(self, _event: t.RejoinExpired) -> None:
@@ -164,7 +166,9 @@ class Job(JobBase):
             is_coming = self._arriving is not None and self._arriving.offer == offer
             is_wanted = self.state not in ("stopping", "unstored")
             is_new = is_wanted and self.record.checkpoint_step < event.step < STEPS_MAX
-            if not is_new or offer.nbytes > limit:
+            if is_wanted and self.record.checkpoint is not None and event.step == self._kept_step:
+                self._tell_kept()
+            elif not is_new or offer.nbytes > limit:
                 self._refuse("checkpoints_refused")
             elif not is_coming and not self._take(Arriving("checkpoint", offer, event.step)):
                 self._refuse("checkpoints_without_room")
@@ -211,8 +215,12 @@ class Job(JobBase):
         before = () if self.record.checkpoint is None else (self.record.checkpoint,)
         checkpoint = StoredFile(arriving.offer.file, arriving.offer.nbytes)
         self.record = replace(self.record, checkpoint=checkpoint, checkpoint_step=arriving.step)
-        kept = m.CheckpointKept(self.id, self.record.attempt, arriving.step)
-        self._at.persist(self.id, self.record, without=before, then=lambda: self._tell_leader(kept))
+
+        def durable() -> None:
+            self._kept_step = arriving.step
+            self._tell_kept()
+
+        self._at.persist(self.id, self.record, without=before, then=durable)
 
     def on_result_taken(self, event: t.FileTaken) -> None:
         """Write the result to where it was asked for, or end at once."""
@@ -226,7 +234,8 @@ class Job(JobBase):
             self._end("failed", Failure("stage", f"its result can't be had: {shortened(failure.message)}"))
             return
         result = self._result = StoredFile(arriving.offer.file, arriving.offer.nbytes)
-        self.record = replace(self.record, facts=arriving.facts)
+        facts = {name: value for name, value in arriving.facts.items() if name != OUTPUT_ERROR}
+        self.record = replace(self.record, facts=facts)
         output = self.record.output
         if output:
             self.state = "exporting"
@@ -235,10 +244,10 @@ class Job(JobBase):
             self._end("succeeded")
 
     def on_exported(self, event: t.Exported) -> None:
-        """The job has succeeded either way: its result can be fetched, and its facts say what went wrong."""
+        """The job has succeeded either way: its result can be fetched, and its note says what went wrong."""
         if event.failure is not None:
             error = shortened(event.failure.message)
-            self.record = replace(self.record, facts={**self.record.facts, "output_error": error})
+            self.record = replace(self.record, facts={**self.record.facts, OUTPUT_ERROR: error})
             self._at.desk.log("warning", "result_not_written", job=self.id, path=self.record.output, reason=error)
         self._end("succeeded")
 
@@ -247,9 +256,10 @@ class Job(JobBase):
 
         Workers that were asked to stop hand their job back: that is no loss.
         """
-        at, group = self._at, self.group
-        was_asked = group is not None and any(peer.draining for peer in group.ranks.values())
+        at, was_asked = self._at, event.was_asked
         losses = self.record.losses + (not was_asked)
+        if not was_asked:
+            self._missed.add(self.record.attempt)
         self._drop_arriving()
         self._leave()
         self.record = replace(self.record, losses=losses)

@@ -127,7 +127,7 @@ class Admission:
         self._disk = _Line()
         self._looks = _Line()
 
-    def submit(self, peer: Peer, event: Received, *, draining: bool) -> None:
+    def submit(self, peer: Peer, event: Received) -> None:
         """Accept a request, refuse it, or have its files looked at first."""
         at, request = self._at, event.message
         assert isinstance(request, m.SubmitJob), "no request"
@@ -136,7 +136,7 @@ class Admission:
             self._repeat(peer, request, known)
             return
         try:
-            if draining:
+            if at.draining:
                 self._refuse(peer, request, Failure("shutdown", "the broker stops"))
                 return
             suffix, parameters, files = self._checked(peer, event, request)

@@ -87,6 +87,8 @@ class JobBase(ABC):
         self._arriving: Arriving | None = None
         self._result: StoredFile | None = None
         self._begun_at: float | None = None
+        self._kept_step = record.checkpoint_step
+        self._missed: set[int] = set()
 
     @abstractmethod
     def handle(self, event: t.JobEvent) -> None:
@@ -102,6 +104,13 @@ class JobBase(ABC):
     def kept(self) -> tuple[StoredFile, ...]:
         """What its record refers to."""
         return (*self.files, *([self.record.result] if self.record.result else []))
+
+    def lives(self, attempt: int) -> None:
+        """Whoever had an attempt is there: if it was taken for lost that is no loss of anybody's, as nobody has died."""
+        if attempt in self._missed and self.record.standing not in ENDED:
+            self._missed.remove(attempt)
+            self.record = replace(self.record, losses=self.record.losses - 1)
+            self._at.persist(self.id, self.record)
 
     def is_at(self, group: Group, attempt: int) -> bool:
         """Whether a group has this attempt."""
@@ -190,6 +199,10 @@ class JobBase(ABC):
         leader = None if self.group is None else self.group.ranks.get(0)
         if leader is not None:
             self._at.desk.send(leader, message)
+
+    def _tell_kept(self) -> None:
+        """From which step a later attempt would go on: as long as its leader doesn't know that, it doesn't leave."""
+        self._tell_leader(m.CheckpointKept(self.id, self.record.attempt, self._kept_step))
 
     def _wait_again(self) -> None:
         """Wait for a group, where it was before in the queue."""

@@ -57,6 +57,7 @@ class JobDesk:
         job_s: what a job takes from its start to its end, in seconds; 0: not known yet.
         number: the newest job's order of arrival.
         stalled: why the journal can't be written for the moment; empty: it can.
+        draining: nothing new is accepted or begun.
         leaving: files that are let go of when the journal says so, and how often.
         uploads: files of each client that are part of no job yet, by the client's name for them.
     """
@@ -82,6 +83,7 @@ class JobDesk:
         self.uploads: dict[Peer, dict[str, StoredFile]] = {}
         self.unstored: Timers[str] = Timers()
         self.stalled = ""
+        self.draining = False
         self.job_s = 0.0
         self.number = max((record.number for record in saved.records), default=0)
         self._folder = saved.files

@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING
 
 from reelwire import messages as m
 from reelwire.messages import JobInfo
+from reelwire.spec import Plain
 
+from .desk import shortened
 from .job_states import ENDED
 from .peers import Peer
 
@@ -20,6 +22,11 @@ POSITIONS_S = 0.2
 """How often those who watch are told other positions at most: to find them all takes time in proportion to the queue."""
 ONE_BY_ONE_MAX = 8
 """For more positions than these the whole queue is gone through once."""
+STATUS_JOBS_MAX = 64
+"""Jobs that a status lists one by one: those that run."""
+OUTPUT_ERROR = "output_error"
+"""Among the facts of a result: why it couldn't be written to where it was asked for."""
+UNSTORED = {"room": "the store has no room for it", "worker": "its worker doesn't send it"}
 
 
 def info_of(at: JobDesk, job: JobBase, position: int | None = None) -> JobInfo:
@@ -65,7 +72,39 @@ def info_of(at: JobDesk, job: JobBase, position: int | None = None) -> JobInfo:
         suffix=record.suffix,
         facts=record.facts if is_known else {},
         failure=record.failure if is_known else None,
+        note=note_of(at, job),
     )
+
+
+def note_of(at: JobDesk, job: JobBase) -> str:
+    """What a person should know of a job beside where it stands, as a sentence; empty: nothing."""
+    state, record, notes = job.state, job.record, []
+    if state == "queued" and at.draining:
+        notes.append("the broker stops, and begins nothing any more: the next one does")
+    elif state == "unstored":
+        notes.append(f"its result isn't taken in yet: {UNSTORED[job.unstored_for]}")
+    elif state == "succeeded":
+        if isinstance(error := record.facts.get(OUTPUT_ERROR), str):
+            notes.append(f"its result couldn't be written: {error} ({record.output})")
+        if record.result is None:
+            notes.append("its result made room for others")
+    return shortened("; ".join(notes))
+
+
+def rows_of(at: JobDesk) -> list[Plain]:
+    """The jobs that groups have, as plain data for a status."""
+    running = [job for jobs in at.at_group.values() for job in jobs.values()]
+    return [
+        {
+            "job": job.id,
+            "kind": job.record.kind,
+            "state": job.phase,
+            "group": job.group.name if job.group else "",
+            "waits_for": job.unstored_for if job.state == "unstored" else "",
+            "note": note_of(at, job),
+        }
+        for job in running[:STATUS_JOBS_MAX]
+    ]
 
 
 def positions_of(at: JobDesk, jobs: Collection[str]) -> Mapping[str, int]:

@@ -101,9 +101,10 @@ class RejoinExpired:
 
 @dataclass(frozen=True, slots=True)
 class GroupLost:
-    """The group that had the job is over."""
+    """The group that had the job is over; `was_asked`: it had been asked to stop."""
 
     reason: str
+    was_asked: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -52,7 +52,7 @@ class Uploads:
             return False
         return shelved.jobs > 0 or any(stored.file == file for stored in self._at.uploads.get(peer, {}).values())
 
-    def begin(self, peer: Peer, message: m.BeginUpload, *, draining: bool) -> None:
+    def begin(self, peer: Peer, message: m.BeginUpload) -> None:
         """Say how much of a file may come, or why it may not."""
         at, name = self._at, message.upload
         if name in self._coming.get(peer, {}) or name in at.uploads.get(peer, {}):
@@ -60,7 +60,7 @@ class Uploads:
             reason = "another upload of this client had that name; accepted: one that is new"
             self._refuse(peer, name, Failure("request", reason, field=message.field))
             return
-        failure = self._objection(peer, message, draining=draining)
+        failure = self._objection(peer, message)
         if failure is not None:
             self._refuse(peer, name, replace(failure, field=message.field))
         elif self.has(peer, message.sha256):
@@ -94,9 +94,9 @@ class Uploads:
         assert all(at.uploads.values()), "a client without an upload"
         return Counter(stored.file for files in at.uploads.values() for stored in files.values())
 
-    def _objection(self, peer: Peer, message: m.BeginUpload, *, draining: bool) -> Failure | None:
+    def _objection(self, peer: Peer, message: m.BeginUpload) -> Failure | None:
         at, config, nbytes = self._at, self._at.config, message.nbytes
-        if draining:
+        if at.draining:
             return Failure("shutdown", "the broker stops")
         if at.stalled:
             return at.not_now()

@@ -32,7 +32,7 @@ from .job import Job
 from .job_admission import Admission
 from .job_base import JobBase
 from .job_desk import JobDesk
-from .job_news import info_of, positions_of
+from .job_news import info_of, positions_of, rows_of
 from .job_outgoing import Sending
 from .job_quota import Quota
 from .job_record import Saved, StoredFile
@@ -54,8 +54,6 @@ from .peers import Peer
 LISTED_MAX = 256
 """Jobs that one answer lists."""
 FETCHES_PER_CLIENT_MAX = 4
-STATUS_JOBS_MAX = 64
-"""Jobs that a status lists one by one: those that run."""
 Hears = Callable[[Peer, Received], None]
 
 
@@ -67,14 +65,10 @@ class Jobs:
         groups: the worker groups.
         saved: what former brokers left.
         wall_s: seconds since 1970 when the desk's time is 0.
-
-    Attributes:
-        draining: nothing new is accepted or begun.
     """
 
     def __init__(self, desk: Desk, groups: Groups, saved: Saved, wall_s: float) -> None:
         """Go on where the last broker was."""
-        self.draining = False
         self._desk = desk
         at = self._at = JobDesk(desk, groups, saved, wall_s)
         self._quota = Quota(at)
@@ -94,6 +88,12 @@ class Jobs:
         self._hears = self._heard()
 
     # --- what happens --------------------------------------------------------------------------------------------------
+
+    def drain(self) -> None:
+        """Accept and begin nothing new."""
+        self._at.draining = True
+        for job in self._at.queue:  # who watches them is told
+            self._at.changed[job] = None
 
     def hear(self, peer: Peer, event: Received) -> None:
         """A client or a worker says something about jobs or their files."""
@@ -116,8 +116,9 @@ class Jobs:
     def group_over(self, group: Group, reason: str) -> None:
         """A group is no more: what it had is done by another one."""
         self._let_go.pop(group, None)
+        was_asked = any(peer.draining for peer in group.ranks.values())
         for job in [*self._at.at_group.get(group, {}).values(), *self._still_awaited(group)]:
-            job.handle(GroupLost(reason))
+            job.handle(GroupLost(reason, was_asked))
         for peer in group.ranks.values():
             self._at.outgoing.end_all(peer)
 
@@ -139,10 +140,13 @@ class Jobs:
     def held(self, group: Group, jobs: tuple[HeldJob, ...]) -> None:
         """A group that comes has jobs already: it goes on with what nobody else does, and lets go of the rest.
 
-        What it had before its leader was lost from sight, and hasn't any more, is done again; that is nobody's loss.
+        What it had before its leader was lost from sight, and hasn't any more, is done again; that is nobody's loss, nor is what
+        it has although it was taken for lost.
         """
         for held in sorted(jobs, key=lambda held: held.ended):  # what it works at first: that occupies it
             job = self._at.jobs.get(held.job)
+            if job is not None:
+                job.lives(held.attempt)
             if job is not None and self._is_wanted(group, job, held):
                 job.handle(Adopted(group, held.attempt, held.ended))
             elif held.ended:
@@ -160,7 +164,7 @@ class Jobs:
 
     def assign(self) -> None:
         """Let every group that is free begin the first job that it can do."""
-        if self.draining or not self._at.queue:
+        if self._at.draining or not self._at.queue:
             return
         for group in self._at.groups.formed():
             kinds = {spec.name for spec in group.jobs}
@@ -201,21 +205,10 @@ class Jobs:
         """What there is, as plain data."""
         at = self._at
         states = Counter(job.phase for job in at.jobs.values())
-        running = [job for jobs in at.at_group.values() for job in jobs.values()]
-        listed: list[Plain] = [
-            {
-                "job": job.id,
-                "kind": job.record.kind,
-                "state": job.phase,
-                "group": job.group.name if job.group else "",
-                "waits_for": job.unstored_for if job.state == "unstored" else "",
-            }
-            for job in running[:STATUS_JOBS_MAX]
-        ]
         return {
             "states": {str(phase): count for phase, count in states.items()},
             "checking": self._admission.checking,
-            "running": listed,
+            "running": rows_of(at),
             "files": len(at.shelf),
             "files_bytes": at.shelf.nbytes,
             "files_bytes_max": at.config.state_bytes_max,
@@ -292,14 +285,14 @@ class Jobs:
 
     def _begin_upload(self, peer: Peer, event: Received) -> None:
         assert isinstance(event.message, m.BeginUpload)
-        self._uploads.begin(peer, event.message, draining=self.draining)
+        self._uploads.begin(peer, event.message)
 
     def _upload_part(self, peer: Peer, event: Received) -> None:
         assert isinstance(event.message, m.UploadPart)
         self._uploads.part(peer, event.message)
 
     def _submit(self, peer: Peer, event: Received) -> None:
-        self._admission.submit(peer, event, draining=self.draining)
+        self._admission.submit(peer, event)
 
     def _ask(self, peer: Peer, event: Received) -> None:
         message, at = event.message, self._at

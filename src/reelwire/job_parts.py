@@ -88,6 +88,8 @@ class JobInfo:
         suffix: of its result's file.
         facts: what the kind says of its result.
         failure: why it has failed.
+        note: what else is to be known of it, as a sentence: its result couldn't be written to where it was asked for, or isn't
+            kept any more, or nothing begins it; empty: nothing.
     """
 
     job: str
@@ -112,6 +114,7 @@ class JobInfo:
     suffix: str = ""
     facts: Mapping[str, Plain] = field(default_factory=dict)
     failure: Failure | None = None
+    note: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -170,3 +170,66 @@ def test_groups_07_other_jobs_are_waited_for_on_their_own(shop: Shop) -> None:
     assert client.info(run.job).state == "running"
     back(found, HeldJob(run.job, run.attempt))
     assert client.info(run.job).attempt == 1
+
+
+def silent(shop: Shop, worker: Worker) -> None:
+    """A worker says nothing for so long that the broker takes it for lost; it lives, and knows nothing of that."""
+    worker.attachment = 0
+    del shop.peers[worker.route]
+    shop.advance(4.0)
+    assert worker.name not in shop.core._peers.workers
+    shop.peers[worker.route] = worker
+
+
+def test_groups_13_a_worker_that_was_only_silent_is_no_loss(shop: Shop) -> None:
+    """It may be silent as often as it likes: when it is back nobody has died, and its attempt goes on."""
+    client, worker, run = running(shop)
+    for _ in range(5):
+        silent(shop, worker)
+        assert client.info(run.job).state == "queued"
+        assert shop.disk.records[run.job].losses == 1
+        back(worker, HeldJob(run.job, run.attempt))
+        assert shop.disk.records[run.job].losses == 0
+    info = client.info(run.job)
+    assert (info.state, info.attempt) == ("running", 1)
+    worker.finish(run, b"done")
+    assert client.fetch(run.job) == b"done"
+
+
+def test_groups_13_a_worker_that_was_only_silent_is_no_loss_to_whoever_has_its_job_now(shop: Shop) -> None:
+    """It is told to stop; each attempt is counted once, and is taken back once."""
+    client, worker, run = running(shop)
+    silent(shop, worker)
+    other = shop.worker("other")
+    assert other.runs[-1].attempt == 2
+    back(worker, HeldJob(run.job, 1))
+    assert worker.inbox == [m.StopJob(run.job, 1)]
+    assert shop.disk.records[run.job].losses == 0
+    back(worker, HeldJob(run.job, 1))
+    assert shop.disk.records[run.job].losses == 0
+    worker.fail(run, state="cancelled")
+    shop.drop(other, "it died")
+    assert shop.disk.records[run.job].losses == 1
+    assert worker.runs[-1].attempt == 3
+    worker.finish(worker.runs[-1])
+    assert client.info(run.job).state == "succeeded"
+
+
+def test_groups_13_a_job_whose_group_stops_while_its_leader_is_away_is_handed_back(shop: Shop) -> None:
+    """Whoever was asked to stop is no loss, also of a job that waits for its leader."""
+    ranks = [Worker(shop, f"w-r{rank}".encode(), f"r{rank}", ()) for rank in range(2)]
+    for rank, one in enumerate(ranks):
+        place = m.Membership("g", rank, 2, epoch=5, machine="host", pid=rank + 1)
+        kinds = shop.worker().kinds if rank == 0 else ()
+        one.say(m.WorkerHello("0.1.0", one.name, "cpu", (), (), group=place, jobs=kinds))
+    shop.drop(shop.peers[b"w-w"])
+    job = shop.client().accepted()
+    assert ranks[0].runs[-1].job == job
+    ranks[0].attachment = 0
+    shop.handle(Unreachable(shop.now, ranks[0].route))
+    shop.turn()
+    assert shop.job(job).state == "rejoining"
+    ranks[1].say(m.Draining())
+    shop.drop(ranks[1])
+    assert shop.job(job).state == "queued"
+    assert shop.disk.records[job].losses == 0

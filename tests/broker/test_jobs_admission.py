@@ -221,7 +221,7 @@ def test_a_broker_that_stops_accepts_nothing(shop: Shop) -> None:
     """But it still knows what it has accepted."""
     client = busy(shop)
     known = client.accepted("k1")
-    shop.jobs.draining = True
+    shop.jobs.drain()
     assert client.refused("k2").kind == "shutdown"
     assert client.accepted("k1") == known
     client.upload(b"video")

@@ -230,7 +230,8 @@ def test_status_says_what_there_is() -> None:
     job = client.accepted("k2")
     status: Any = shop.core.status()["jobs"]
     assert status["states"] == {"succeeded": 1, "preparing": 1}
-    assert status["running"] == [{"job": job, "kind": "t2v", "state": "preparing", "group": "g-w", "waits_for": ""}]
+    (row,) = status["running"]
+    assert row == {"job": job, "kind": "t2v", "state": "preparing", "group": "g-w", "waits_for": "", "note": ""}
     assert (status["files"], status["files_bytes"]) == (1, 10)
 
 

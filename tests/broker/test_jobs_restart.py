@@ -73,6 +73,27 @@ def test_groups_07_a_job_whose_group_lives_goes_on(shop: Shop) -> None:
     assert worker.heard(m.ForgetJob)
 
 
+def test_groups_12_a_leader_that_comes_back_hears_which_checkpoint_is_durable(shop: Shop) -> None:
+    """At once, whether or not it offers it again: one that hands its job back waits for that alone."""
+    _, worker, run = running(shop)
+    worker.checkpoint(run, 5)
+    kept = m.CheckpointKept(run.job, 1, 5)
+    shop = shop.restart()
+    worker = back(shop, worker, HeldJob(run.job, 1))
+    assert worker.take(m.CheckpointKept) == [kept]
+    shop.commits = False
+    worker.checkpoint(run, 5)
+    assert worker.take(m.CheckpointKept) == [kept]
+    worker.checkpoint(run, 6)
+    worker.checkpoint(run, 6)
+    assert not worker.heard(m.CheckpointKept)  # it is here, and not durable
+    shop.commit()
+    assert worker.heard(m.CheckpointKept) == [m.CheckpointKept(run.job, 1, 6)]
+    shop = shop.restart()
+    worker = back(shop, worker, HeldJob(run.job, 1, ended=True))
+    assert not worker.heard(m.CheckpointKept)
+
+
 def test_groups_07_a_job_whose_group_doesnt_come_back_runs_again(shop: Shop) -> None:
     """After `rejoin_s`, as the next attempt, from its checkpoint; that is no loss."""
     _, worker, run = running(shop)

@@ -237,13 +237,15 @@ def test_groups_12_a_leader_is_told_when_its_checkpoint_is_durable(shop: Shop) -
 
 
 def test_groups_12_an_older_checkpoint_changes_nothing(shop: Shop) -> None:
-    """Only a later step is taken in."""
+    """Only a later step is taken in; of the newest one that is durable its leader is told so again."""
     _, worker, run = begun(shop)
     worker.checkpoint(run, 10)
     worker.checkpoint(run, 5)
     worker.checkpoint(run, 10)
+    worker.checkpoint(run, -1)
     assert shop.disk.records[run.job].checkpoint_step == 10
     assert shop.counter("checkpoints_refused") == 2
+    assert worker.heard(m.CheckpointKept) == [m.CheckpointKept(run.job, 1, 10)] * 2
 
 
 def test_a_checkpoint_that_doesnt_come_is_done_without(shop: Shop) -> None:
@@ -328,10 +330,14 @@ def test_a_result_that_was_taken_in_outlives_its_group(shop: Shop) -> None:
 
 
 def test_a_result_that_cant_be_written_to_its_place_can_be_fetched(shop: Shop) -> None:
-    """The job has succeeded, and its facts say what went wrong."""
+    """The job has succeeded, and its note says what went wrong, also after a restart."""
     client, worker, run = begun(shop, output="/out/a.mp4")
     shop.disk.fails = lambda action: "there is a file already" if type(action).__name__ == "ExportFile" else ""
     worker.finish(run, b"done", frames=1)
+    note = "its result couldn't be written: there is a file already (/out/a.mp4)"
+    assert client.info(run.job).note == note
+    client = shop.restart().client()
+    assert client.info(run.job).note == note
     assert client.info(run.job).facts == {"frames": 1, "output_error": "there is a file already"}
     assert client.fetch(run.job) == b"done"
 
