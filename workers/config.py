@@ -105,11 +105,11 @@ class WorkerConfig:
             )
         _check_options("options", self.options)
         _check_options("job_options", self.job_options)
-        _check_group(self)
         _check_stages(self.stages)
         checks.check_truth("reconnect", self.reconnect)
         for name, (least, most) in _COUNTS.items():
             checks.check_count(name, getattr(self, name), least, most)
+        _check_group(self)
         for name in ("connect_timeout_s", "busy_for_s", "drain_s", "stuck_s", "step_timeout_s"):
             checks.check_seconds(name, getattr(self, name))
 

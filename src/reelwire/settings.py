@@ -174,25 +174,56 @@ class Settings:
         Raises:
             ConfigError: as `resolve`.
         """
-        made = []
+        made: list[tuple[tuple[str, ...], Resolved[T]]] = []
+        named: dict[str, str] = {}
         for section, table in self._listed("groups"):
-            origin = Origin("file", self.file)
-            devices = _sequence(f"{section}.devices", str, table.pop("devices", ()), origin)
-            if devices and ("world" in table or "device" in table):
-                raise ConfigError(
-                    f"{section}.devices",
-                    "is given beside world or device; accepted: devices alone, or both of the others",
-                )
-            for name in ("rank", "count"):
+            for name in ("rank", "count", "group"):
                 if name in table:
-                    raise ConfigError(f"{section}.{name}", "is no setting of a group; accepted: those of a worker")
-            if devices:
-                table |= {"device": devices[0], "world": len(devices)}
-            if not table.get("name"):
+                    accepted = "name, devices, and those of a worker"
+                    raise ConfigError(f"{section}.{name}", f"is no setting of a group; accepted: {accepted}")
+            devices = self._devices(section, table)
+            name = table.pop("name", "")
+            if name == "":
                 raise ConfigError(f"{section}.name", "is missing; accepted: the name of the group")
-            table["group"] = table.pop("name")
-            made.append((devices, self._layered(section, kind, table)))
+            resolved = self._group(section, kind, {**table, "group": name}, devices)
+            if name in named:
+                reason = f"{name!r} is that of {named[name]}, too ({self.file}); accepted: another name for each group"
+                raise ConfigError(f"{section}.name", reason)
+            named[name] = section
+            made.append((devices, resolved))
         return made
+
+    def _devices(self, section: str, table: dict[str, Any]) -> tuple[str, ...]:
+        """Take the devices of a group's ranks out of its table; what follows from them for the group is put there."""
+        field_name, origin = f"{section}.devices", Origin("file", self.file)
+        if "devices" not in table:
+            return ()
+        given = table.pop("devices")
+        if not isinstance(given, list) or not given:
+            raise _refused(field_name, given, origin, "a list that has the device of each rank")
+        if "world" in table or "device" in table:
+            raise ConfigError(
+                field_name, "is given beside world or device; accepted: devices alone, or both of the others"
+            )
+        devices = _sequence(field_name, str, given, origin)
+        for device in devices:
+            if device != "cpu" and devices.count(device) > 1:
+                raise _refused(field_name, given, origin, f"a device of its own for each rank, {device!r} once")
+        table |= {"device": devices[0], "world": len(devices)}
+        return devices
+
+    def _group(self, section: str, kind: type[T], table: Mapping[str, Any], devices: tuple[str, ...]) -> Resolved[T]:
+        """Rank 0 of a group; what is wrong is named as it is in the file."""
+        written = {f"{section}.group": f"{section}.name"}
+        if devices:
+            written |= {f"{section}.{name}": f"{section}.devices" for name in ("device", "world")}
+        try:
+            resolved = self._layered(section, kind, table)
+            for device in devices[1:]:
+                self._layered(section, kind, {**table, "device": device})
+        except ConfigError as error:
+            raise ConfigError(written.get(error.field, error.field), error.reason) from None
+        return resolved
 
     def _listed(self, name: str) -> list[tuple[str, dict[str, Any]]]:
         """The tables of a list, each with its name in errors."""
@@ -324,6 +355,9 @@ def _mapping(field_name: str, kind: Any, value: Any, origin: Origin) -> dict[str
     if kind is not str:
         return dict(pairs)
     # a file may say 2 or true where a text is meant, as a flag does
+    for name, item in pairs:
+        if not isinstance(item, str | int | float):
+            raise _refused(f"{field_name}.{name}", item, origin, "a text")
     return {name: str(item).lower() if isinstance(item, bool) else str(item) for name, item in pairs}
 
 

@@ -155,6 +155,10 @@ def planned(layers: Settings, asked: Asked) -> list[tuple[str, Resolved[Any]]]:
         count = asked.workers or (0 if asked.groups else 1)
         workers = [(count, base)] if count else []
         groups = [((), _grouped(base, text)) for text in asked.groups]
+        said = [resolved.value.group for _, resolved in groups]
+        for name in said:
+            if said.count(name) > 1:
+                raise ConfigError("group", f"{name!r} is given twice; accepted: another name for each group")
     wanted: list[tuple[str, Resolved[Any]]] = []
     for repeat, resolved in workers:
         named = resolved.origins["name"].layer != "default"
