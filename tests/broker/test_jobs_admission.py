@@ -327,6 +327,33 @@ def test_groups_14_clients_take_turns_while_their_requests_are_checked(shop: Sho
     assert len(client.heard(m.JobAccepted)) == 2
 
 
+def test_groups_14_what_is_checked_counts_as_waiting() -> None:
+    """Of ten thousand requests with files so many are taken as may wait, of one client and of all; these are all checked."""
+    shop = Shop(jobs_queued_max=50, jobs_queued_per_client_max=20)
+    shop.disk.outside = {"/in/a.mp4": b"video a"}
+    first, others = busy(shop), [shop.client(f"c{index}") for index in range(4)]
+    shop.works = shop.checks = False
+    for index in range(2000):
+        first.submit(f"first {index}", "v2v", media={"video": (VIDEO,)})
+    refused = first.take(m.JobRefused)
+    assert len(refused) == 2000 - 20
+    assert {(each.failure.kind, each.failure.retry_after_s) for each in refused} == {("overload", 5.0)}
+    for index in range(2000):
+        for client in others:
+            client.submit(f"{client.name} {index}", "v2v", media={"video": (VIDEO,)})
+    assert sum(len(client.heard(m.JobRefused)) for client in others) == 8000 - 30
+    assert shop.jobs.status()["checking"] == 50
+    assert not others[0].heard(m.JobAccepted)
+    while not all(client.heard(m.JobAccepted) for client in others):
+        shop.work()
+        shop.commit()
+    assert len(first.heard(m.JobAccepted)) <= 2  # nobody waits for more than one of each other client at a time
+    shop.works = True
+    shop.settle()
+    assert sum(len(client.heard(m.JobAccepted)) for client in (first, *others)) == 50
+    shop.core.check()
+
+
 def test_a_client_that_goes_while_its_request_is_checked_gets_its_job(shop: Shop) -> None:
     """Also with an upload that was only its own."""
     client = busy(shop)
