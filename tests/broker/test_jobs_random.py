@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from reelwire import messages as m
+from reelwire.broker.events import Unreachable
 from reelwire.job_parts import FILE_PART_BYTES
 from reelwire.messages import HeldJob, Media
 
@@ -67,8 +68,44 @@ class Hand(Worker):
         if self in self.chaos.workers:
             self.chaos.workers.remove(self)
 
+    def part(self, file: str, index: int) -> None:
+        """Send one part of a file, if it is still there."""
+        if file in self.files:
+            super().part(file, index)
+
+    def cut(self) -> None:
+        """Its connection breaks, and it lives."""
+        self.attachment = 0
+        self.shop.peers.pop(self.route, None)
+        self.shop.handle(Unreachable(self.shop.now, self.route))
+        self.shop.turn()
+
+    def sleep(self) -> None:
+        """The broker hears nothing of it for too long, and it lives."""
+        core = self.shop.core
+        peer = core._peers.workers.get(self.name)
+        self.attachment = 0
+        self.shop.peers.pop(self.route, None)
+        if peer is not None:
+            peer.heard_at = -1e9
+            core._silences.set(peer.attachment, self.shop.now)
+            self.shop.turn()
+
+    def stop(self) -> None:
+        """It is asked to stop: it begins nothing any more, hands back what it is at, and leaves."""
+        if not self.attachment:
+            return
+        self.say(m.Draining())
+        for key, end in list(self.work.items()):
+            if end is None and self.chaos.random.random() < 0.7:
+                self.steps[key] += 1
+                offer = self.offer(f"{key[0]} at {self.steps[key]}".encode())
+                self.say(m.JobFile(*key, "checkpoint", offer, self.steps[key]))
+        self.shop.drop(self)
+        self.die()
+
     def join(self) -> None:
-        """Find the next broker."""
+        """Find the broker, or the next one."""
         self.shop = self.chaos.shop
         self.shop.peers[self.route] = self
         held = tuple(HeldJob(*key, ended=end is not None) for key, end in self.work.items())
@@ -278,6 +315,9 @@ class Chaos:
             worker = self.random.choice(self.workers)
             self.shop.drop(worker)
             worker.die()
+        elif choice < 0.13 and self.workers:
+            worker = self.random.choice(self.workers)
+            worker.stop() if self.random.random() < 0.3 else self.part(worker)
         elif choice < 0.15 and self.clients:
             client = self.random.choice(self.clients)
             self.clients.remove(client)
@@ -296,6 +336,15 @@ class Chaos:
             self.shop.advance(self.random.choice((0.5, 3.0, 12.0)))
         else:
             self.let()
+
+    def part(self, worker: Hand) -> None:
+        """A worker and the broker lose each other; it comes back at once, or later."""
+        worker.cut() if self.random.random() < 0.5 else worker.sleep()
+        if self.random.random() < 0.5:
+            worker.join()
+        else:
+            self.workers.remove(worker)
+            self.away.append(worker)
 
     def let(self) -> None:
         """Journal and store do some of what they were asked for."""
