@@ -29,8 +29,9 @@ class Attempt:
         progress: where it stands.
         steps: steps of this stage that this attempt did.
         done: steps of all stages before this one.
-        unkept: steps since its state was kept, or since the beginning.
+        unkept: steps since its state was taken, or since the beginning.
         keeps: its state could be kept where it stands.
+        is_writing: the state that was taken last is being written.
         kept: the newest checkpoint.
         is_taken: the broker has asked for all parts of that.
         is_asked_for: the broker has asked for some.
@@ -55,6 +56,7 @@ class Attempt:
     done: int = 0
     unkept: int = 0
     keeps: bool = False
+    is_writing: bool = False
     kept: JobFile | None = None
     is_taken: bool = False
     is_asked_for: bool = False

@@ -1,5 +1,7 @@
 """Named values in a file: the state of a job, to go on from. Nothing is pickled.
 
+It is taken, which copies it, where the job stands; and written while the job goes on.
+
 ::
 
     8 bytes      b"RWVALUE1"
@@ -17,6 +19,7 @@ import os
 import secrets
 import struct
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
@@ -34,27 +37,48 @@ HEADER_BYTES_MAX = 64 << 20
 _LENGTH = struct.Struct("<Q")
 
 
-def write_values(folder: Path, values: Mapping[str, Any]) -> FileOffer:
-    """Write named values into a new file of the folder.
+@dataclass(frozen=True, slots=True, eq=False)
+class Snapshot:
+    """Named values as they were at one moment; nobody else writes to these bytes.
+
+    Attributes:
+        header: of the file, packed.
+        buffers: the bytes of its tensors.
+    """
+
+    header: bytes
+    buffers: tuple[Buffer, ...]
+
+
+def snapshot_of(values: Mapping[str, Any]) -> Snapshot:
+    """Copy named values.
 
     Args:
-        folder: where.
         values: plain ones, and arrays of numpy or torch; those on a device are waited for.
 
     Raises:
         ValueError: one of them has no place in a file; the sentence names what is accepted.
-        OSError: there is no room.
     """
     buffers: list[Buffer] = []
     header = codec.encoder(Artifact)(to_artifact(values), buffers)
     packed = cast("bytes", msgpack.packb([header, [memoryview(buffer).nbytes for buffer in buffers]]))
     if len(packed) > HEADER_BYTES_MAX:
         raise ValueError(f"plain values of {len(packed)} bytes; accepted: {HEADER_BYTES_MAX}, and arrays beside them")
+    return Snapshot(packed, tuple(buffers))
+
+
+def write_snapshot(folder: Path, snapshot: Snapshot) -> FileOffer:
+    """Write it into a new file of the folder.
+
+    Raises:
+        OSError: there is no room.
+    """
+    packed = snapshot.header
     digest, nbytes = hashlib.sha256(), 0
     part = folder / f"values-{secrets.token_hex(8)}.part"
     try:
         with part.open("xb") as out:
-            for piece in (MAGIC, _LENGTH.pack(len(packed)), packed, *buffers):
+            for piece in (MAGIC, _LENGTH.pack(len(packed)), packed, *snapshot.buffers):
                 out.write(piece)
                 digest.update(piece)
                 nbytes += memoryview(piece).nbytes
@@ -66,7 +90,7 @@ def write_values(folder: Path, values: Mapping[str, Any]) -> FileOffer:
 
 
 def read_values(path: str | os.PathLike[str], library: Library) -> dict[str, Any]:
-    """What `write_values` wrote, bit for bit; arrays are of `library`, on the CPU, those of numpy read-only.
+    """What `write_snapshot` wrote, bit for bit; arrays are of `library`, on the CPU, those of numpy read-only.
 
     Raises:
         ValueError: the file is none of ours, or cut short.

@@ -35,7 +35,7 @@ from .group_events import (
     StartJob,
     StepJob,
 )
-from .job_runner import Hold, JobWork, failure_of
+from .job_runner import JobWork, failure_of
 from .memory import SharedMemory
 from .stage_work import StageWork
 from .threads import WorkThread
@@ -66,8 +66,7 @@ class GroupThread(WorkThread[Order]):
         jobs: kinds of jobs; None: none.
         threads: torch threads inside one operation.
         post: takes each report; called on the thread.
-        folder: where checkpoints, and what the leader shares, are written.
-        hold: told of each file that is written there for others.
+        folder: where what the leader shares is written.
         memory: the shared memory of the process.
 
     Attributes:
@@ -83,7 +82,6 @@ class GroupThread(WorkThread[Order]):
         threads: int,
         post: Callable[[OrderReport], None],
         folder: Path,
-        hold: Hold,
         memory: SharedMemory | None = None,
     ) -> None:
         """Start the thread; it waits for its first order."""
@@ -109,7 +107,7 @@ class GroupThread(WorkThread[Order]):
             )
             for stage in stages
         }
-        self._work = None if jobs is None else JobWork(jobs, Device(config.device, threads), self._group, folder, hold)
+        self._work = None if jobs is None else JobWork(jobs, Device(config.device, threads), self._group, folder)
         super().__init__("group")
 
     @property

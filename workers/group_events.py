@@ -19,6 +19,8 @@ from .events import Event, Finished
 if TYPE_CHECKING:
     from reelwire.pipeline.job import JobOutput
 
+    from .checkpoints import Snapshot
+
 # --- orders ----------------------------------------------------------------------------------------------------------
 
 
@@ -72,7 +74,7 @@ class StepJob:
 
 @dataclass(frozen=True, slots=True)
 class KeepJob:
-    """On the leader: keep the state of the job where it stands in a file; answered with `file`."""
+    """On the leader: take the state of the job where it stands; answered with `snapshot`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +105,7 @@ class OrderReport:
         steps: the same: steps that it has.
         keeps: the same: its state could be kept here.
         output: the job has ended with this; None: it hasn't ended. The job is closed then.
-        file: of `KeepJob`.
+        snapshot: of `KeepJob`.
         took_s: seconds that it took.
         apart: of a failure: with it this rank has left its process group. If it hasn't, all ranks have failed and none has
             left: what was to be begun was refused by one of them, or by all, before any began it.
@@ -119,7 +121,7 @@ class OrderReport:
     steps: int = 0
     keeps: bool = False
     output: JobOutput | None = None
-    file: FileOffer | None = None
+    snapshot: Snapshot | None = None
     took_s: float = 0.0
     apart: bool = True
 
@@ -215,7 +217,21 @@ class ResultMade:
     failure: Failure | None = None
 
 
-GroupEvent = OrderDone | LinkSaid | Opened | FellowLost | TakenIn | FilesFound | PartWritten | ResultMade
+@dataclass(frozen=True, slots=True)
+class CheckpointWritten:
+    """The state of a job after `step` steps is in a file, or can't be."""
+
+    now: float
+    job: str
+    attempt: int
+    step: int
+    offer: FileOffer | None
+    failure: Failure | None = None
+
+
+GroupEvent = (
+    OrderDone | LinkSaid | Opened | FellowLost | TakenIn | FilesFound | PartWritten | ResultMade | CheckpointWritten
+)
 
 # --- actions ---------------------------------------------------------------------------------------------------------
 
@@ -296,6 +312,16 @@ class MakeResult:
 
 
 @dataclass(frozen=True, slots=True)
+class WriteCheckpoint:
+    """Write the state of a job after `step` steps into a file, while it goes on: `CheckpointWritten`."""
+
+    job: str
+    attempt: int
+    step: int
+    snapshot: Snapshot
+
+
+@dataclass(frozen=True, slots=True)
 class DropFiles:
     """Remove files that were made or fetched here for a job; `role`: only of that role; `besides`: but not this one."""
 
@@ -313,7 +339,18 @@ class KillRanks:
 
 
 GroupAction = (
-    OpenLink | JoinLink | Tell | Do | TakeIn | FindFiles | WritePart | SendParts | MakeResult | DropFiles | KillRanks
+    OpenLink
+    | JoinLink
+    | Tell
+    | Do
+    | TakeIn
+    | FindFiles
+    | WritePart
+    | SendParts
+    | MakeResult
+    | WriteCheckpoint
+    | DropFiles
+    | KillRanks
 )
 AnyAction = Action | GroupAction
 """What a core asks of its loop."""

@@ -1,8 +1,8 @@
 """What a loop does for its group: performs the actions of `group_events`, and brings their events. It decides nothing.
 
 Everything here is called under the loop's lock, by the loop's thread or by the group's own. What takes long is done on
-threads of its own and comes back as an event: files are looked for, written and sent by one, results are encoded by
-another. Only a body's tensors are copied out of shared memory at once: a chunk waits for them, and they are no more than a
+threads of its own and comes back as an event: files are looked for, written and sent by one, checkpoints are written by it
+as well, results are encoded by another. Only a body's tensors are copied out of shared memory at once: a chunk waits for them, and they are no more than a
 message's. What the group thread reports it takes to the core itself, as a stage's thread does with a result, so that between
 the last rank's answer and the next decision no other thread of this process has to wake.
 """
@@ -36,6 +36,7 @@ from reelwire.messages import (
 )
 from reelwire.segments import MemoryLostError
 
+from .checkpoints import write_snapshot
 from .collectives import Meeting
 from .config import WorkerConfig
 from .core import WorkerCore
@@ -43,6 +44,7 @@ from .fellows import Fellows, check_host, is_local, started_at, this_machine
 from .files import Files, cannot_keep
 from .group import GroupThread
 from .group_events import (
+    CheckpointWritten,
     Do,
     DropFiles,
     FellowLost,
@@ -63,6 +65,7 @@ from .group_events import (
     TakeIn,
     TakenIn,
     Tell,
+    WriteCheckpoint,
     WritePart,
 )
 from .link import LeaderLink, Link, RankLink
@@ -176,9 +179,7 @@ class Together:
         self._happened: list[GroupEvent] = []
         self._chores = ChoreThread("files", loop.broken)
         self._encoder = ChoreThread("results", loop.broken)
-        self._thread = GroupThread(
-            config, pipeline, stages, jobs, threads, loop.report, self._files.folder, self._hold, memory
-        )
+        self._thread = GroupThread(config, pipeline, stages, jobs, threads, loop.report, self._files.folder, memory)
 
     @property
     def reaped(self) -> list[str]:
@@ -214,7 +215,7 @@ class Together:
                     self._fellows.kill(action.ranks)
             case MakeResult():
                 self._encoder.do(partial(self._make_result, action))
-            case FindFiles() | WritePart() | SendParts() | DropFiles():
+            case FindFiles() | WritePart() | SendParts() | WriteCheckpoint() | DropFiles():
                 self._chores.do(partial(self._with_files, action, connection))
             case _:
                 assert_never(action)
@@ -326,7 +327,9 @@ class Together:
     def _hold(self, job: str, attempt: int, role: FileRole | None, offer: FileOffer) -> None:
         self._chores.do(partial(self._files.hold, job, attempt, role, offer))
 
-    def _with_files(self, action: FindFiles | WritePart | SendParts | DropFiles, connection: int) -> None:
+    def _with_files(
+        self, action: FindFiles | WritePart | SendParts | WriteCheckpoint | DropFiles, connection: int
+    ) -> None:
         files, loop = self._files, self._loop
         match action:
             case FindFiles():
@@ -343,8 +346,19 @@ class Together:
                 for message in files.parts(action.file, action.first, action.parts):
                     if not loop.say(connection, action.attachment, message):
                         return
+            case WriteCheckpoint():
+                loop.post(self._write_checkpoint(action))
             case DropFiles():
                 files.drop(action.job, action.attempt, action.role, action.besides)
+
+    def _write_checkpoint(self, action: WriteCheckpoint) -> CheckpointWritten:
+        written = partial(CheckpointWritten, job=action.job, attempt=action.attempt, step=action.step)
+        try:
+            offer = write_snapshot(self._files.folder, action.snapshot)
+        except OSError as error:
+            return written(time.monotonic(), offer=None, failure=cannot_keep(error))
+        self._files.hold(action.job, action.attempt, "checkpoint", offer)
+        return written(time.monotonic(), offer=offer)
 
     def _make_result(self, action: MakeResult) -> None:
         job, attempt, output = action.job, action.attempt, action.output

@@ -15,9 +15,9 @@ import msgpack
 import numpy as np
 
 from reelwire.errors import RequestError
-from reelwire.messages import Failure, FileOffer, FileRole, RunJob
+from reelwire.messages import Failure, RunJob
 
-from .checkpoints import read_values, write_values
+from .checkpoints import Snapshot, read_values, snapshot_of
 from .collectives import share_files
 from .device import Device, is_out_of_memory
 from .files import offers_of
@@ -34,8 +34,6 @@ STEPS_MAX = 1_000_000_000
 """Most steps that a stage may say it has."""
 FACTS_BYTES_MAX = 64 << 10
 """Most bytes of the facts of a result; they travel in a message's header, and stand in the broker's journal."""
-Hold = Callable[[str, int, FileRole | None, FileOffer], None]
-"""Told of each file that was made here for an attempt at a job."""
 
 
 class JobWork:
@@ -45,20 +43,16 @@ class JobWork:
         pipeline: the kinds.
         device: where they compute.
         ranks: the group, once it is asked for.
-        folder: where files are written.
-        hold: told of what is written for others.
+        folder: where what the leader shares is written.
     """
 
-    def __init__(
-        self, pipeline: JobPipeline, device: Device, ranks: Callable[[], Ranks], folder: Path, hold: Hold
-    ) -> None:
+    def __init__(self, pipeline: JobPipeline, device: Device, ranks: Callable[[], Ranks], folder: Path) -> None:
         """Nothing is loaded yet."""
         self._pipeline = pipeline
         self._specs = {spec.name: spec for spec in pipeline.jobs}
         self._device = device
         self._ranks = ranks
         self._folder = folder
-        self._hold = hold
         self._model: JobModel | None = None
         self._spec: JobSpec | None = None
         self._run: RunJob | None = None
@@ -106,7 +100,7 @@ class JobWork:
         return self._go_on(order)
 
     def keep(self, order: KeepJob) -> OrderReport:
-        """Write the state of the job where it stands into a file.
+        """Take the state of the job where it stands.
 
         Raises:
             Exception: whatever the job raises, or a ValueError if its state has no place in a file.
@@ -118,9 +112,7 @@ class JobWork:
         with self._device.current():
             values = self._step.state()
         self._device.synchronize()
-        offer = write_values(self._folder, values)
-        self._hold(self._run.job, self._run.attempt, "checkpoint", offer)
-        return self._standing(order, file=offer)
+        return self._standing(order, snapshot=snapshot_of(values))
 
     def close(self) -> None:
         """Close the job, wherever it is, or do nothing if there is none; what it held is given back, whatever it raises.
@@ -168,11 +160,11 @@ class JobWork:
         self.close()
         return OrderReport(order, output=checked)
 
-    def _standing(self, order: StartJob | StepJob | KeepJob, file: FileOffer | None = None) -> OrderReport:
+    def _standing(self, order: StartJob | StepJob | KeepJob, snapshot: Snapshot | None = None) -> OrderReport:
         step = self._step
         assert step is not None, "the job stands nowhere"
         keeps = step.state is not None and self._ranks().rank == 0
-        return OrderReport(order, stage=step.stage, step=step.step, steps=step.steps, keeps=keeps, file=file)
+        return OrderReport(order, stage=step.stage, step=step.step, steps=step.steps, keeps=keeps, snapshot=snapshot)
 
 
 def _check_step(spec: JobSpec, step: JobStep) -> None:

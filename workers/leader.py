@@ -8,7 +8,7 @@ answered, which is between two steps of a job as well, the first of these that t
 2. end the job: it was cancelled, or has failed somewhere;
 3. meet again in a new process group, after a failure anywhere: a rank that raises leaves the old one, which frees the others;
    where all have refused what was to be begun, none has raised;
-4. keep the job's state in a file, which is this rank's business alone;
+4. take the job's state, to be written into a file, which is this rank's business alone;
 5. streaming: the oldest of what waits at the stages that the group computes, if all ranks have what it is about;
 6. the next step of the job, or the beginning of one that all have.
 
@@ -53,6 +53,7 @@ from .actor import Actor
 from .group_events import (
     AnyAction,
     AtStage,
+    CheckpointWritten,
     CloseJob,
     Do,
     FellowLost,
@@ -226,6 +227,8 @@ class Leader:
                 return self.jobs.written(event)
             case ResultMade():
                 return self.jobs.made(event)
+            case CheckpointWritten():
+                return self.jobs.kept(event)
             case TakenIn():
                 return []  # its thread reads shared memory itself
 
@@ -287,8 +290,8 @@ class Leader:
                     return self._job_failed(pending, failure)
                 return [] if report.output is None else self.jobs.succeeded(report.output)
             case KeepJob():
-                if failure is None and report.file is not None:
-                    return self.jobs.kept(report.file)
+                if failure is None and report.snapshot is not None:
+                    return self.jobs.keep(report.snapshot)
                 self.jobs.not_kept()
                 return []
             case CloseJob():
@@ -371,7 +374,7 @@ class Leader:
         if attempt is None or not (attempt.ends or self._is_winding_up):
             return []
         if not attempt.ends and attempt.keeps and attempt.unkept:
-            return self._order(KeepJob())
+            return [] if attempt.is_writing else self._order(KeepJob())
         return self._decide(CloseJob(), "end", sequence=attempt.run.sequence)
 
     def _meet(self) -> list[AnyAction]:

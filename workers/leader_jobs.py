@@ -22,7 +22,6 @@ from reelwire.messages import (
     CheckpointKept,
     Failure,
     FileGone,
-    FileOffer,
     FilePart,
     ForgetJob,
     HeldJob,
@@ -41,6 +40,7 @@ from .actions import Log
 from .attempts import UNBEGUN, Attempt
 from .group_events import (
     AnyAction,
+    CheckpointWritten,
     DropFiles,
     FilesFound,
     FindFiles,
@@ -49,11 +49,14 @@ from .group_events import (
     PartWritten,
     ResultMade,
     SendParts,
+    WriteCheckpoint,
     WritePart,
 )
 
 if TYPE_CHECKING:
     from reelwire.pipeline.job import JobOutput
+
+    from .checkpoints import Snapshot
 
 WINDOW_PARTS = 4
 """Parts of a file that may be on their way from the broker."""
@@ -263,7 +266,7 @@ class LeaderJobs:
         if attempt is None or attempt.kept is None or attempt.kept.step != message.step:
             return []  # of one before the newest
         attempt.is_stored = True
-        return self._remove(attempt) if attempt.state == "handed" else []
+        return self._wait_for_broker(attempt)
 
     # --- its steps -----------------------------------------------------------------------------------------------------
 
@@ -308,10 +311,12 @@ class LeaderJobs:
     def is_checkpoint_due(self) -> bool:
         """Whether the state of the current job is to be kept where it stands.
 
-        Not while the broker takes the last one, unless that takes it very long.
+        Not while the last one is written, or taken by the broker, unless that takes it very long.
         """
         attempt = self.current
         if attempt is None or attempt.progress is None or not attempt.keeps or not attempt.run.checkpoint_steps:
+            return False
+        if attempt.is_writing:
             return False
         where, every = attempt.progress, attempt.run.checkpoint_steps
         if where.step >= where.steps and where.stage == self._stages[attempt.run.kind][-1]:
@@ -319,17 +324,33 @@ class LeaderJobs:
         is_moving = attempt.is_asked_for and not attempt.is_taken
         return attempt.unkept >= (2 * every if is_moving else every)
 
-    def kept(self, offer: FileOffer) -> list[AnyAction]:
-        """The state of the current job is in a file."""
+    def keep(self, snapshot: Snapshot) -> list[AnyAction]:
+        """The state of the current job was taken; it is written while the job goes on."""
         attempt = self.current
         assert attempt is not None and attempt.progress is not None, "a checkpoint of no job"  # noqa: PT018
-        attempt.unkept = 0
+        assert not attempt.is_writing, "two checkpoints at once"
+        attempt.unkept, attempt.is_writing = 0, True
+        return [WriteCheckpoint(*attempt.key, attempt.done + attempt.progress.step, snapshot)]
+
+    def kept(self, event: CheckpointWritten) -> list[AnyAction]:
+        """The state of a job is in a file, or can't be: then the job goes on, and the next one may be."""
+        attempt = self._all.get((event.job, event.attempt))
+        if attempt is None:
+            return [DropFiles(event.job, event.attempt)]
+        attempt.is_writing = False
+        if attempt.state not in ("running", "encoding", "handed"):  # it has ended meanwhile
+            return [DropFiles(*attempt.key, "checkpoint")]
+        if event.offer is None:
+            reason = "" if event.failure is None else event.failure.message
+            fields = {"job": event.job, "attempt": event.attempt, "step": event.step, "reason": reason}
+            return [Log("error", "checkpoint_failed", fields), *self._wait_for_broker(attempt)]
         attempt.is_taken = attempt.is_asked_for = attempt.is_stored = False
-        attempt.kept = JobFile(*attempt.key, "checkpoint", offer, attempt.done + attempt.progress.step)
-        return [*self._tell(attempt, attempt.kept), DropFiles(*attempt.key, "checkpoint", offer.file)]
+        attempt.kept = JobFile(*attempt.key, "checkpoint", event.offer, event.step)
+        said = self._tell(attempt, attempt.kept)
+        return [*said, DropFiles(*attempt.key, "checkpoint", event.offer.file), *self._wait_for_broker(attempt)]
 
     def not_kept(self) -> None:
-        """The state couldn't be kept; the job goes on, and the next one may be."""
+        """The state couldn't be taken; the job goes on, and the next one may be."""
         if self.current is not None:
             self.current.unkept, self.current.keeps = 0, False
 
@@ -341,9 +362,16 @@ class LeaderJobs:
             return self._remove(attempt)
         if attempt.ends:
             return self._end(attempt, attempt.failure)
-        if attempt.kept is None or attempt.is_stored:
+        attempt.state = "handed"
+        return self._wait_for_broker(attempt)
+
+    def _wait_for_broker(self, attempt: Attempt) -> list[AnyAction]:
+        """What was handed back is let go of when the broker has the last checkpoint for good, if one was written."""
+        if attempt.state != "handed":
+            return []
+        if not attempt.is_writing and (attempt.kept is None or attempt.is_stored):
             return self._remove(attempt)
-        attempt.state, attempt.due_at = "handed", self.now + HAND_BACK_S
+        attempt.due_at = self.now + (self._limit_s if attempt.is_writing else HAND_BACK_S)
         return []
 
     def made(self, event: ResultMade) -> list[AnyAction]:

@@ -46,6 +46,7 @@ from .group_events import (
     AnyAction,
     AnyEvent,
     AtStage,
+    CheckpointWritten,
     CloseJob,
     Do,
     FellowLost,
@@ -151,7 +152,7 @@ class RankCore(Attachment):
                 return self._say_have(self._bodies.taken_in(event))
             case FilesFound():
                 return self._say_have(self._bodies.found(event))
-            case Opened() | PartWritten() | ResultMade() | Reported():
+            case Opened() | PartWritten() | ResultMade() | CheckpointWritten() | Reported():
                 raise AssertionError("only a leader hears of this")
             case Started() | Received() | Malformed() | OutboxFull() | Tick() | ShutdownRequested():
                 return self._handle_attachment(event)

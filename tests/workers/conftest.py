@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import queue
+import resource
 import subprocess
 import sys
 import threading
@@ -49,6 +50,7 @@ from reelwire.workers.memory import SharedMemory
 from reelwire.workers.runner import StageThread
 
 LIMIT_S = 30.0
+FULL_BYTES = 1 << 18
 CACHE_BYTES_MAX = 2500
 PIPELINE = f"{Path(__file__).parent / 'numpy_pipeline.py'}:build"
 M = TypeVar("M")
@@ -222,6 +224,15 @@ class Threads:
             thread.stop()
         for name, thread in self.threads.items():
             assert thread.join(LIMIT_S), f"{name} hangs"
+
+
+@pytest.fixture
+def full_disk() -> Iterator[None]:
+    """No file of this process becomes larger than `FULL_BYTES`; whoever writes more is told as on a full disk."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (FULL_BYTES, limits[1]))
+    yield
+    resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from __future__ import annotations
 import zlib
 from collections import deque
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
@@ -25,6 +25,8 @@ from reelwire.workers.config import WorkerConfig
 from reelwire.workers.core import WorkerCore
 from reelwire.workers.group_events import AtStage, CloseJob, Form, KeepJob, LeaveGroup, LoadJobs, StartJob, StepJob
 from reelwire.workers.rank import RankCore
+
+from .group_orders import entry_of, well_done
 
 if TYPE_CHECKING:
     from .group_world import GroupWorld
@@ -95,6 +97,7 @@ class Rank:
         self.inbox: deque[tuple[int, Any]] = deque()
         self.link: deque[tuple[int, Any]] = deque()
         self.happened: deque[Any] = deque()
+        self.to_write: deque[group_events.WriteCheckpoint] = deque()
         self.gone: deque[int] = deque()
         self.thread = Thread()
         self.stages: dict[str, actions.Job] = {}
@@ -175,6 +178,8 @@ class Rank:
                 self.send_parts(action)
             case group_events.MakeResult():
                 self.make_result(action)
+            case group_events.WriteCheckpoint():
+                self.write_checkpoint(action)
             case group_events.DropFiles():
                 self.made = {
                     file: kept
@@ -236,6 +241,23 @@ class Rank:
         )
         facts = dict(make.output.facts)
         self.happened.append(group_events.ResultMade(world.now, make.job, make.attempt, offer, facts))
+
+    def write_checkpoint(self, write: group_events.WriteCheckpoint) -> None:
+        """Beside the group thread, some time later."""
+        assert not [each for each in self.to_write if each.job == write.job], "two checkpoints of a job at once"
+        self.to_write.append(write)
+
+    def checkpoint_written(self) -> None:
+        """The oldest of them is in a file, or the disk is full."""
+        write, world = self.to_write.popleft(), self.world
+        key, taken = (write.job, write.attempt, "checkpoint"), cast("tuple[int, int]", write.snapshot)
+        assert taken[0] == write.step, "the state of another step"
+        offer = failure = None
+        if world.faulty(0.02):
+            failure = m.Failure("overload", "the disk is full")
+        else:
+            offer = self.write(f"{write.job}-{write.attempt}-at-{write.step}", key, taken[1], write.step)
+        self.handle(group_events.CheckpointWritten(world.now, write.job, write.attempt, write.step, offer, failure))
 
     def write(self, file: str, key: tuple[str, int, str], trail: int, done: int = 0) -> FileOffer:
         """A file."""
@@ -412,8 +434,7 @@ class Rank:
             case KeepJob():
                 job = thread.job
                 assert job is not None and self.number == 0  # noqa: PT018
-                key = job.run.job, job.run.attempt, "checkpoint"
-                return None, {"file": self.write(f"{key[0]}-{key[1]}-at-{job.done}", key, job.trail, job.done)}
+                return None, {"snapshot": (job.done, job.trail)}
             case CloseJob():
                 thread.job = None
             case LeaveGroup():
@@ -461,37 +482,3 @@ class Rank:
         failed = self.world.faulty(0.01) and not isinstance(job.work, actions.BuildStage)
         reply = self.world.toy.failed(job) if failed else well_done(job)
         self.handle(events.Reported(self.world.now, events.Finished(stage, job, reply)))
-
-
-def well_done(job: actions.Job) -> Any:
-    """What is said of a job that went well."""
-    match job.work:
-        case actions.BuildStage() as build:
-            return m.StageReady("toy", build.stage, 100)
-        case m.InitializeStage() as work:
-            return m.StageInitialized(work.session, work.stage, work.epoch, work.stage_epoch, m.Artifact(), 100)
-        case m.RunTask() as work:
-            name = {"draw": "picture", "show": "frames"}[work.stage]
-            whose = (work.session, work.stage, work.epoch, work.stage_epoch, work.index)
-            return m.TaskDone(*whose, {name: m.Artifact({"index": work.index})}, {}, 0.1, job.applied)
-        case m.ReleaseStage() as work:
-            return m.StageReleased(work.session, work.stage, work.epoch, work.stage_epoch)
-
-
-def entry_of(order: Any) -> tuple[Any, ...]:
-    """An order as all ranks must have it; empty: it is this rank's alone."""
-    match order:
-        case AtStage(job=actions.Job(work=m.InitializeStage() as work)):
-            return "initialize", work.session, work.sequence
-        case AtStage(job=actions.Job(work=m.RunTask() as work) as job):
-            return "run", work.session, work.index, work.sequence, job.applied
-        case AtStage(job=actions.Job(work=m.ReleaseStage() as work)):
-            return "release", work.session, work.stage
-        case StartJob():
-            return "start", order.run.job, order.run.attempt, order.run.sequence, order.share
-        case Form():
-            return "form", order.epoch, order.round
-        case StepJob() | CloseJob() | LeaveGroup():
-            return ({"StepJob": "step", "CloseJob": "end", "LeaveGroup": "leave"}[type(order).__name__],)
-        case _:
-            return ()

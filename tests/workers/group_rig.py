@@ -13,18 +13,28 @@ from reelwire.messages import Member, Membership
 from reelwire.tensors import Inline, Shared, TensorRef
 from reelwire.workers import actions, events, group_events
 from reelwire.workers.actions import BuildStage, Send, Stop
+from reelwire.workers.checkpoints import Snapshot
 from reelwire.workers.config import WorkerConfig
 from reelwire.workers.core import WorkerCore
-from reelwire.workers.group_events import AtStage, Do, OrderDone, OrderReport, Tell
+from reelwire.workers.group_events import (
+    AtStage,
+    CheckpointWritten,
+    Do,
+    OrderDone,
+    OrderReport,
+    Tell,
+    WriteCheckpoint,
+)
 from reelwire.workers.rank import RankCore
 
-from .group_rank import well_done
+from .group_orders import well_done
 
 EPOCH = 7
 KINDS = (JobSpec("edit", "A clip.", stages=("high", "low")),)
 HELLO = RankHello(EPOCH, b"secret", 1)
 NO = m.Failure("stage", "no")
 BROKE = m.Failure("stage", "a collective broke")
+SNAPSHOT = Snapshot(b"", ())
 
 
 def offer(name: str, parts: int = 1) -> FileOffer:
@@ -261,6 +271,17 @@ class LeadRig(GroupRig):
     def step(self, step: int, steps: int = 9, *, stage: str = "high", keeps: bool = True, took_s: float = 2.0) -> None:
         """A step is done by all."""
         self.settle(stage=stage, step=step, steps=steps, keeps=keeps, took_s=took_s)
+
+    def keep(self, kept: FileOffer) -> None:
+        """The state of the job is taken, and written at once."""
+        self.done(snapshot=SNAPSHOT)
+        self.written(kept)
+
+    def written(self, kept: FileOffer | None) -> None:
+        """What was taken is in a file; None: there was no room."""
+        (write,) = self.wanted(WriteCheckpoint)
+        failure = None if kept is not None else NO
+        self.do(CheckpointWritten(self.now, write.job, write.attempt, write.step, kept, failure))
 
     def stage_done(self, stage: str) -> None:
         """A stage's own thread has done its job."""

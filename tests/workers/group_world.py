@@ -195,7 +195,8 @@ class GroupWorld:
             assert f"{run.job} {run.attempt}" not in self.stopping, "a step after the cancel came"
             assert (run.job, run.attempt) not in self.failing_jobs, "a step after a failure was told"
             limit = 2 * every if attempt.is_asked_for and not attempt.is_taken else every
-            assert not every or not thread.keeps or thread.unkept < limit, "a step, and a checkpoint is due"
+            is_due = every and thread.keeps and not attempt.is_writing and thread.unkept >= limit
+            assert not is_due, "a step, and a checkpoint is due"
 
     # --- chance ----------------------------------------------------------------------------------------------------------
 
@@ -211,6 +212,8 @@ class GroupWorld:
                 self.rank_reads(which)
             case "happened":
                 which.handle(which.happened.popleft())
+            case "written":
+                which.checkpoint_written()
             case "gone":
                 which.handle(group_events.FellowLost(self.now, which.gone.popleft(), "its process has ended"))
             case "thread":
@@ -245,6 +248,7 @@ class GroupWorld:
         can += [("hears", rank) for rank in living if rank.inbox and not rank.is_cut]
         can += [("link", rank) for rank in living if rank.link]
         can += [("happened", rank) for rank in living if rank.happened]
+        can += [("written", rank) for rank in living if rank.to_write]
         can += [("gone", rank) for rank in living if rank.gone and not rank.link]
         threads = [("thread", rank) for rank in living if rank.can_go_on()]
         can += [each for each in threads if each[1].number != self.slow or chance.random() < 0.2] * 2

@@ -15,6 +15,7 @@ from reelwire.errors import RequestError
 from reelwire.messages import Artifact, FileOffer, InitializeStage, ReleaseStage, RunJob, RunTask, TaskDone
 from reelwire.workers import emulated, emulated_jobs
 from reelwire.workers.actions import BuildStage, Job
+from reelwire.workers.checkpoints import write_snapshot
 from reelwire.workers.config import WorkerConfig
 from reelwire.workers.group import GroupThread
 from reelwire.workers.group_events import (
@@ -46,6 +47,7 @@ class Rank:
     def __init__(self) -> None:
         self.reports: queue.SimpleQueue[OrderReport] = queue.SimpleQueue()
         self.thread: GroupThread | None = None
+        self.folder = Path()
 
     def do(self, command: dict[str, Any]) -> dict[str, Any]:
         """One command; what is answered."""
@@ -57,7 +59,7 @@ class Rank:
                 return {"resident": int(file.read().split()[1]) * resource.getpagesize()}
         assert self.thread is not None
         self.thread.submit(self.order(what, command))
-        return said(self.reports.get(timeout=LIMIT_S))
+        return said(self.reports.get(timeout=LIMIT_S), self.folder)
 
     def begin(self, rank: int, world: int, timeout_s: float, folder: str, options: dict[str, str]) -> dict[str, Any]:
         """A new group thread in place of the one before."""
@@ -67,9 +69,8 @@ class Rank:
         config = WorkerConfig(name=f"w{rank}", group="g", rank=rank, world=world, step_timeout_s=timeout_s)
         jobs = emulated_jobs.pipeline(**options)
         stream = emulated.pipeline(denoise_s="0")
-        self.thread = GroupThread(
-            config, stream, ("denoise",), jobs, 1, self.reports.put, Path(folder), lambda *_: None
-        )
+        self.folder = Path(folder)
+        self.thread = GroupThread(config, stream, ("denoise",), jobs, 1, self.reports.put, self.folder)
         self.thread.is_local = True
         return {}
 
@@ -110,13 +111,13 @@ def parameters(given: dict[str, Any]) -> dict[str, Any]:
     return {each.name: given.get(each.name, each.default) for each in kind.parameters}
 
 
-def said(report: OrderReport) -> dict[str, Any]:
-    """A report as a line of JSON can say it."""
+def said(report: OrderReport, folder: Path) -> dict[str, Any]:
+    """A report as a line of JSON can say it; what was taken of a job is in a file."""
     names = ("broken", "apart", "stage", "step", "steps", "keeps")
     answer: dict[str, Any] = {name: getattr(report, name) for name in names}
     answer |= {"took_s": report.took_s, "traceback": report.traceback}
     answer["failure"] = None if report.failure is None else asdict(report.failure)
-    answer["file"] = None if report.file is None else asdict(report.file)
+    answer["file"] = None if report.snapshot is None else asdict(write_snapshot(folder, report.snapshot))
     answer["output"] = None
     if report.output is not None:
         frames = hashlib.sha256(report.output.frames.tobytes()).hexdigest()

@@ -12,10 +12,15 @@ import pytest
 import torch
 
 from reelwire import tensors
-from reelwire.workers.checkpoints import read_values, write_values
+from reelwire.messages import FileOffer
+from reelwire.workers.checkpoints import read_values, snapshot_of, write_snapshot
 
 NUMPY_DTYPES = [name for name in tensors.ITEM_BYTES if name != "bfloat16"]
 PLAIN = {"step": 3, "name": "é", "nested": {"list": [1, 2.5, None, True, b"\0"]}, "empty": {}}
+
+
+def write_values(folder: Path, values: dict[str, Any]) -> FileOffer:
+    return write_snapshot(folder, snapshot_of(values))
 
 
 def test_groups_12_numpy_arrays_come_back_bit_for_bit(tmp_path: Path) -> None:
@@ -60,6 +65,25 @@ def test_a_checkpoint_is_named_by_its_hash(tmp_path: Path) -> None:
     assert first.file == hashlib.sha256(data).hexdigest() == Path(first.path).name
     assert first.nbytes == len(data)
     assert os.listdir(tmp_path) == [first.file]  # noqa: PTH208
+
+
+@pytest.mark.parametrize("library", ["numpy", "torch"])
+def test_groups_12_a_checkpoint_is_what_the_values_were_when_it_was_taken(tmp_path: Path, library: str) -> None:
+    """Whatever the job does to its arrays before they are written; large ones and small ones."""
+    for size in (3, 100_000):
+        array: Any = np.arange(size, dtype=np.float32) if library == "numpy" else torch.arange(float(size))
+        snapshot = snapshot_of({"x": array, "half": array[: size // 2]})
+        array[:] = -1
+        read = read_values(write_snapshot(tmp_path, snapshot).path, "numpy")
+        assert np.array_equal(read["x"], np.arange(size))
+        assert np.array_equal(read["half"], np.arange(size // 2))
+
+
+def test_a_full_disk_leaves_no_part_of_a_checkpoint(tmp_path: Path, full_disk: None) -> None:
+    """The folder is as it was before."""
+    with pytest.raises(OSError, match="File too large"):
+        write_values(tmp_path, {"x": np.zeros(1 << 16)})
+    assert not list(tmp_path.iterdir())
 
 
 def test_what_has_no_place_in_a_file_is_refused(tmp_path: Path) -> None:

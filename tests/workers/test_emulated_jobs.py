@@ -12,7 +12,7 @@ import pytest
 from reelwire.errors import RequestError
 from reelwire.job_spec import check_job, validate_job
 from reelwire.pipeline.job import JobOutput, JobRequest, JobStep
-from reelwire.workers.checkpoints import read_values, write_values
+from reelwire.workers.checkpoints import read_values, snapshot_of, write_snapshot
 from reelwire.workers.emulated import read
 from reelwire.workers.emulated_jobs import EmulatedJobs, expected_trail, pipeline
 from reelwire.workers.group import Alone
@@ -80,7 +80,7 @@ def test_groups_12_from_every_checkpoint_the_result_is_the_same(tmp_path: Path) 
     _, states, undisturbed = steps(jobs, request(jobs, seed=5))
     for number, state in enumerate(states):
         values = {name: value if name == "latent" else int(value) for name, value in state.items()}
-        kept = read_values(write_values(tmp_path, values).path, "numpy")
+        kept = read_values(write_snapshot(tmp_path, snapshot_of(values)).path, "numpy")
         taken, _, output = steps(jobs, request(jobs, seed=5, checkpoint=kept))
         assert len(taken) == STEPS - number
         assert same(output, undisturbed), f"from step {number}"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import hashlib
 import queue
 import re
 import subprocess
@@ -34,7 +33,7 @@ from reelwire.messages import (
 from reelwire.pipeline.job import JobOutput, JobStep
 from reelwire.workers import emulated, emulated_jobs
 from reelwire.workers.actions import BuildStage, Job
-from reelwire.workers.checkpoints import read_values
+from reelwire.workers.checkpoints import read_values, write_snapshot
 from reelwire.workers.collectives import Bond, GroupBrokenError
 from reelwire.workers.config import WorkerConfig
 from reelwire.workers.group import GroupThread
@@ -76,7 +75,6 @@ class Group:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.held: list[tuple[Any, ...]] = []
         self._reports: queue.SimpleQueue[OrderReport] = queue.SimpleQueue()
         self._thread: GroupThread | None = None
 
@@ -91,7 +89,6 @@ class Group:
             1,
             self._reports.put,
             self.folder,
-            lambda *said: self.held.append(said),
         )
         for stage in stages:
             report = self.at_stage(BuildStage(pipeline.spec.name, stage))
@@ -167,20 +164,19 @@ def test_a_job_from_its_start_to_its_output(group: Group) -> None:
 
 
 def test_groups_12_a_job_goes_on_from_what_was_kept(group: Group) -> None:
-    """The file is named by its hash, and held for the attempt; what comes of it is the same."""
+    """What was taken is written when the job has gone on, to its end; what comes of it is the same."""
     group.begin(emulated_jobs.pipeline(step_s="0"))
     job = run_job("emulated", **parameters(steps=4, switch=2))
     group.start(job)
     group.do(StepJob())
     report = group.do(KeepJob())
-    offer = report.file
-    assert offer is not None
     assert (report.stage, report.step) == ("denoise_high", 1)
-    assert group.held == [("j", 1, "checkpoint", offer)]
-    assert hashlib.sha256(Path(offer.path).read_bytes()).hexdigest() == offer.file
+    snapshot = report.snapshot
+    assert snapshot is not None
     while (report := group.do(StepJob())).output is None:
         pass
     undisturbed = report.output
+    offer = write_snapshot(group.folder, snapshot)
     again = run_job("emulated", offer, **parameters(steps=4, switch=2))
     report = group.start(again, **{offer.file: offer.path})
     assert (report.stage, report.step) == ("denoise_high", 1)
@@ -408,8 +404,9 @@ def test_checkpoints_come_as_arrays_of_the_library(group: Group, tmp_path: Path)
 
     group.begin(jobs_of(run, "torch"))
     group.start(run_job())
-    offer = group.do(KeepJob()).file
-    assert offer is not None
+    snapshot = group.do(KeepJob()).snapshot
+    assert snapshot is not None
+    offer = write_snapshot(tmp_path, snapshot)
     group.do(CloseJob())
     group.start(run_job(checkpoint=offer), **{offer.file: offer.path})
     assert got[0] is None
@@ -432,7 +429,7 @@ def test_a_group_of_one_needs_no_torch(tmp_path: Path) -> None:
         "jobs, reports = emulated_jobs.pipeline(step_s='0'), queue.SimpleQueue()\n"
         "given = {each.name: each.default for each in jobs.jobs[0].parameters} | {'steps': 2}\n"
         "thread = GroupThread(WorkerConfig(name='w'), emulated.pipeline(), ('denoise',), jobs, 1, reports.put,\n"
-        f"                     Path({str(tmp_path)!r}), lambda *_: None)\n"
+        f"                     Path({str(tmp_path)!r}))\n"
         "run = RunJob('j', 1, 'emulated', given, {}, None, 0, 1, 1)\n"
         "for order in (LoadJobs(), Form(1, 1, ''), StartJob(run, {}, False), KeepJob(), StepJob(), StepJob(),\n"
         "              LeaveGroup()):\n"

@@ -50,7 +50,7 @@ def settle(world: GroupWorld) -> None:
 
 def is_clean(rank: Rank) -> bool:
     """Whether a rank holds nothing."""
-    left = rank.thread.sessions or rank.thread.job or rank.made or rank.thread.order
+    left = rank.thread.sessions or rank.thread.job or rank.made or rank.thread.order or rank.to_write
     return not rank.is_over and not left
 
 

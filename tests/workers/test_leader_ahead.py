@@ -182,7 +182,7 @@ def test_groups_12_a_state_is_kept_where_all_ranks_stand(toy: Any) -> None:
     assert rig.order is None
     rig.answer(2)
     assert isinstance(rig.order, KeepJob)
-    rig.done(file=offer("kept"))
+    rig.keep(offer("kept"))
     assert [each.step for each in rig.take(m.JobFile)] == [2]
     assert isinstance(rig.order, StepJob)
 
@@ -422,7 +422,7 @@ def test_groups_12_a_stop_hands_back_what_all_ranks_have_done(toy: Any, who: str
     assert rig.order is None
     rig.answer()
     assert isinstance(rig.order, KeepJob)
-    rig.done(file=offer("kept"))
+    rig.keep(offer("kept"))
     assert [each.step for each in rig.take(m.JobFile)] == [2]
     assert isinstance(rig.order, CloseJob)
 

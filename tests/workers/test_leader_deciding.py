@@ -118,7 +118,7 @@ def test_groups_02_at_a_yield_an_end_comes_before_all_else(toy: Any) -> None:
     rig.body(task(3))
     rig.step(1)
     assert isinstance(rig.order, KeepJob)
-    rig.done(file=OFFER)
+    rig.keep(OFFER)
     assert rig.decided().act == "run"
     rig.hear(m.StopJob("j", 1))
     rig.body(task(4, 1))

@@ -205,7 +205,7 @@ def test_groups_12_a_running_job_is_handed_back_as_far_as_it_came(toy: Any) -> N
     stop(rig)
     rig.step(2)
     assert isinstance(rig.order, KeepJob)
-    rig.done(file=offer("kept", 3))
+    rig.keep(offer("kept", 3))
     assert rig.take(m.JobFile)[0].step == 2
     assert isinstance(rig.order, CloseJob)
     rig.settle()
@@ -226,7 +226,7 @@ def test_groups_12_a_checkpoint_that_is_stored_already_is_not_waited_for(toy: An
     rig = LeadRig(toy.spec).formed()
     rig.running(kept_every=1)
     rig.step(1)
-    rig.done(file=offer("kept"))
+    rig.keep(offer("kept"))
     rig.hear(m.CheckpointKept("j", 1, 1))
     stop(rig)
     rig.step(2, keeps=False)
@@ -242,7 +242,7 @@ def test_groups_12_a_broker_that_reads_the_checkpoint_itself_is_given_time(toy: 
     rig.step(1)
     stop(rig)
     rig.step(2)
-    rig.done(file=offer("kept"))
+    rig.keep(offer("kept"))
     rig.settle()
     rig.tick(HAND_BACK_S - 1.0)
     assert rig.order is None
@@ -257,7 +257,7 @@ def test_groups_11_a_job_that_was_handed_back_can_be_cancelled_still(toy: Any) -
     rig.step(1)
     stop(rig)
     rig.step(2)
-    rig.done(file=offer("kept"))
+    rig.keep(offer("kept"))
     rig.settle()
     rig.hear(m.StopJob("j", 1))
     assert rig.take(m.JobEnded) == [m.JobEnded("j", 1, "cancelled")]

@@ -145,7 +145,7 @@ def test_groups_12_the_state_is_kept_every_so_many_steps(toy: Any) -> None:
     rig.step(3)
     assert isinstance(rig.order, KeepJob)
     decisions = len(rig.told)
-    rig.done(file=offer("kept"))
+    rig.keep(offer("kept"))
     assert rig.take(m.JobFile) == [m.JobFile("j", 1, "checkpoint", offer("kept"), 3)]
     assert rig.wanted(DropFiles) == [DropFiles("j", 1, "checkpoint", "kept")]
     assert len(rig.told) == decisions + 1  # nobody was told but of the next step
@@ -159,7 +159,7 @@ def test_groups_12_nothing_is_kept_after_the_last_step(toy: Any) -> None:
     rig.running(kept_every=1, steps=1)
     rig.step(1, 1)
     assert isinstance(rig.order, KeepJob)
-    rig.done(file=offer("kept"))
+    rig.keep(offer("kept"))
     rig.step(0, 1, stage="low", keeps=False)
     rig.step(1, 1, stage="low")
     assert isinstance(rig.order, StepJob)
@@ -182,7 +182,7 @@ def test_groups_12_a_checkpoint_counts_the_steps_of_all_stages(toy: Any, resumed
         rig.step(1, 9, stage="low", keeps=False)
         rig.step(2, 9, stage="low", keeps=False)
     rig.step(3, 9, stage="low")
-    rig.done(file=offer("kept"))
+    rig.keep(offer("kept"))
     assert [each.step for each in rig.take(m.JobFile)] == [8]
 
 
@@ -191,14 +191,14 @@ def test_groups_12_no_new_checkpoint_while_the_last_one_is_on_its_way(toy: Any) 
     rig = LeadRig(toy.spec).formed()
     rig.running(kept_every=1)
     rig.step(1)
-    rig.done(file=offer("one", 3))
+    rig.keep(offer("one", 3))
     rig.hear(m.WantFile("one", 0, 2))
     assert rig.wanted(SendParts) == [SendParts(1, "one", 0, 2)]
     rig.step(2)
     assert isinstance(rig.order, StepJob)
     rig.step(3)
     assert isinstance(rig.order, KeepJob)
-    rig.done(file=offer("two", 3))
+    rig.keep(offer("two", 3))
     rig.hear(m.WantFile("two", 0, 3))
     rig.step(4)
     assert isinstance(rig.order, KeepJob)
@@ -379,7 +379,7 @@ def test_groups_07_a_job_that_has_begun_outlives_its_broker(toy: Any) -> None:
     rig = LeadRig(toy.spec).formed()
     rig.running(kept_every=1)
     rig.step(1)
-    rig.done(file=offer("kept"))
+    rig.keep(offer("kept"))
     rig.cut()
     rig.step(2, keeps=False)
     rig.step(3, keeps=False)

@@ -23,6 +23,7 @@ from reelwire.messages import Artifact, FileGone, FileOffer, FilePart, Initializ
 from reelwire.pipeline.job import JobOutput
 from reelwire.tensors import Shared, TensorRef
 from reelwire.workers import emulated, emulated_jobs
+from reelwire.workers.checkpoints import read_values, snapshot_of
 from reelwire.workers.config import WorkerConfig
 from reelwire.workers.group_events import (
     Do,
@@ -38,10 +39,13 @@ from reelwire.workers.group_events import (
     SendParts,
     TakeIn,
     TakenIn,
+    WriteCheckpoint,
     WritePart,
 )
 from reelwire.workers.group_loop import Together
 from reelwire.workers.memory import SharedMemory
+
+from .conftest import FULL_BYTES
 
 LIMIT_S = 30.0
 CONTENT = np.random.default_rng(3).integers(0, 256, FILE_PART_BYTES + 1, np.uint8)
@@ -164,6 +168,27 @@ def test_a_part_that_is_wrong_is_a_failure(rig: Rig) -> None:
     assert isinstance(written, PartWritten)
     assert written.failure is not None
     assert "SHA-256" in written.failure.message
+
+
+def test_groups_12_a_checkpoint_is_written_and_goes_with_its_attempt(rig: Rig) -> None:
+    """It holds what was taken; an older one goes when it is named, and all of the attempt in the end."""
+    written = [rig.did(WriteCheckpoint("j", 1, step, snapshot_of({"step": step}))) for step in (3, 4)]
+    paths = [Path(each.offer.path) for each in written]
+    assert [(each.step, each.failure) for each in written] == [(3, None), (4, None)]
+    assert [read_values(path, "numpy") for path in paths] == [{"step": 3}, {"step": 4}]
+    rig.together.perform(DropFiles("j", 1, "checkpoint", paths[1].name), 1)
+    rig.did(FindFiles(run()))
+    assert [path.exists() for path in paths] == [False, True]
+    rig.together.perform(DropFiles("j", 1), 1)
+    rig.did(FindFiles(run()))
+    assert not paths[1].exists()
+
+
+def test_groups_12_a_checkpoint_that_has_no_room_is_told(rig: Rig, full_disk: None) -> None:
+    """As a lack of room; nothing of it stays."""
+    written = rig.did(WriteCheckpoint("j", 1, 3, snapshot_of({"x": np.zeros(FULL_BYTES, np.uint8)})))
+    assert (written.step, written.offer, written.failure.kind) == (3, None, "overload")
+    assert [path.name for path in rig.together._files.folder.iterdir()] == ["lock"]
 
 
 def test_a_result_is_made_and_sent(rig: Rig) -> None:
