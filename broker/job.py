@@ -88,16 +88,13 @@ class Job(JobBase):
         at.jobs[self.id] = self
         at.desk.counters["jobs_accepted"] += 1
         at.desk.log("info", "job_accepted", job=self.id, kind=record.kind, client=record.client)
-        if not self._cancellers:
-            self.state = "queued"
-            self._enter_queue(again=False)
+        self.state = "queued"
+        self._enter_queue(again=False)
         accepted = m.JobAccepted(record.key, info_of(at, self))
         for peer in self.request.askers:
             at.desk.send(peer, accepted)
             at.uploads_used(peer, [stored.file for stored in self.files])
         self.request = Request()
-        if self._cancellers:
-            self._end("cancelled")
 
     # --- at work -------------------------------------------------------------------------------------------------------
 
@@ -204,6 +201,9 @@ class Job(JobBase):
         self._at.free(self.group, self.id)
         failure = short(event.failure or Failure("stage", "the worker gave no reason"))
         self._end(event.state, failure if event.state == "failed" else None)
+
+    def on_ended_again(self, _event: m.JobEnded) -> None:
+        """Its end is known, and its leader will hear so when that is durable."""
 
     def on_checkpoint_taken(self, event: t.FileTaken) -> None:
         """Go on from there if the group is lost; without it, from an earlier one."""
@@ -312,12 +312,6 @@ class Job(JobBase):
         cancellers, self._cancellers = self._cancellers, []
         for peer, request in cancellers:
             at.desk.send(peer, m.Jobs(request, (info_of(at, self),), 1))
-
-    def on_cancel_checking(self, event: t.CancelAsked) -> None:
-        """The job never was."""
-        failure = Failure("request", "it was cancelled before it was accepted")
-        self.on_refused(t.Refused(failure))
-        self._at.desk.send(event.peer, m.JobRefused(failure, request=event.request))
 
     def on_cancel_noted(self, event: t.CancelAsked) -> None:
         """Answer when the end is durable."""

@@ -185,7 +185,7 @@ class Admission:
         jobs = [checking.job for checking in [*self._disk.all(), *self._looks.all()]]
         assert len({job.id for job in jobs}) == len(jobs), "a request is checked twice"
         found = {job.id for job in self._at.keys.values() if job.state == "checking"}
-        assert found == {job.id for job in jobs if job.state == "checking"}, "a request that nobody checks"
+        assert found == {job.id for job in jobs}, "a request that nobody checks, or one that is over"
 
     # --- the request alone ---------------------------------------------------------------------------------------------
 
@@ -263,11 +263,9 @@ class Admission:
     def _go_on(self) -> None:
         """Have the next things looked at, unless something is."""
         for line in (self._disk, self._looks):
-            while line.active is None and line.clients:
-                checking = line.pop()
-                if checking.job.state == "checking":  # else it was cancelled
-                    line.active = checking
-                    self._look(checking)
+            if line.active is None and line.clients:
+                line.active = line.pop()
+                self._look(line.active)
 
     def _look(self, checking: _Checking) -> None:
         """Have the next thing of a request looked at."""
@@ -299,12 +297,12 @@ class Admission:
         self._next(checking, failure, file.field)
 
     def _keep_import(self, job: Job, file: _File, stored: StoredFile) -> Failure | None:
-        """Hold what came into the store, if there is room for it and somebody still wants it."""
+        """Hold what came into the store, if there is room for it."""
         shelf = self._at.shelf
         is_new = shelf.find(stored.file) is None
         has_room = not is_new or self._quota.make_room(stored.nbytes, "request")
         shelf.hold(stored.file, stored.nbytes)
-        if job.state == "checking" and has_room:
+        if has_room:
             job.request.files.append(stored)
             file.stored = stored
             return None
@@ -325,13 +323,12 @@ class Admission:
 
     def _next(self, checking: _Checking, failure: Failure | None, field: str) -> None:
         """Go on with a request, after the others."""
-        if checking.job.state == "checking":
-            if failure is not None:
-                checking.job.handle(Refused(replace(failure, field=field)))
-            elif checking.is_complete:
-                checking.job.handle(Checked(checking.media))
-            else:
-                self._queue(checking)
+        if failure is not None:
+            checking.job.handle(Refused(replace(failure, field=field)))
+        elif checking.is_complete:
+            checking.job.handle(Checked(checking.media))
+        else:
+            self._queue(checking)
         self._go_on()
 
     def _keep(self, job: Job, file: _File, sha256: str) -> None:

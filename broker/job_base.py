@@ -133,7 +133,7 @@ class JobBase(ABC):
             f"{self.id} is {state}, and its result waits or not"
         )
         assert (state == "unstored") == (self.id in at.unstored), f"{self.id} is {state}, and tries again or not"
-        waits_for_end = ("committing", "stopping", "taking", "exporting", "ending")
+        waits_for_end = ("stopping", "taking", "exporting", "ending")
         assert not self._cancellers or state in waits_for_end, f"{self.id} is {state}, and somebody waits"
         assert len(self._cancellers) <= CANCELLERS_MAX, f"{self.id}: too many wait for its end"
         assert state not in ENDED or record.standing == state, f"{self.id} is {state}, its record {record.standing}"

@@ -1,6 +1,7 @@
 """The life of a job as data: (state, event) -> handler and the states it may lead to.
 
-A job is *checked* before it exists for anybody, and *committed* when its record is durable: only then it is acknowledged.
+A job is *checked* before it exists for anybody, and *committed* when its record is durable: only then it is acknowledged, and
+clients can ask anything of it.
 A result for which there is no room is *unstored*: its leader keeps it until there is. What clients are told of a state
 stands in `PHASES`. A pair that isn't listed is our own error for an inner event, and a counted refusal for a worker's word.
 """
@@ -195,14 +196,8 @@ class Step:
 _CHECKING: dict[type, Step] = {
     Checked: Step("on_checked", ("committing",)),
     Refused: Step("on_refused", ("refused",)),
-    CancelAsked: Step("on_cancel_checking", ("refused",)),
-    DeleteAsked: Step("on_delete_early"),
 }
-_COMMITTING: dict[type, Step] = {
-    Committed: Step("on_accepted", ("queued", "ending")),
-    CancelAsked: Step("on_cancel_noted"),
-    DeleteAsked: Step("on_delete_early"),
-}
+_COMMITTING: dict[type, Step] = {Committed: Step("on_accepted", ("queued",))}
 _QUEUED: dict[type, Step] = {
     Begun: Step("on_begun", ("preparing", "ending")),
     Adopted: Step("on_adopted", ("running",)),
@@ -261,6 +256,7 @@ _EXPORTING: dict[type, Step] = {
 }
 _ENDING: dict[type, Step] = {
     JobFile: Step("on_file_again"),
+    JobEnded: Step("on_ended_again"),
     Committed: Step("on_end_durable", ENDED),
     GroupLost: Step("on_group_left"),
     LeaderAway: Step("on_group_left"),

@@ -149,8 +149,8 @@ class Files:
             (self.folder / file).unlink(missing_ok=True)
 
     def close(self) -> None:
-        """Remove everything."""
-        for fetched in self._fetched.values():
+        """Remove everything; a thread that hangs may still be at it."""
+        for fetched in list(self._fetched.values()):
             fetched.drop()
         for path in list(self.folder.iterdir()) if self.folder.is_dir() else ():
             if self._own.has(path.name) and path.name != "lock":

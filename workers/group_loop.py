@@ -248,8 +248,7 @@ class Together:
             thread.stop()
         hung = [name for name, thread in threads.items() if not thread.join(max(0.0, until - time.monotonic()))]
         self._part()
-        if "files" not in hung:
-            self._files.close()
+        self._files.close()  # also under a thread that hangs: the process ends without it then, and nobody else tidies up
         return hung
 
     # --- the other ranks -------------------------------------------------------------------------------------------------

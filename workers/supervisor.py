@@ -3,8 +3,8 @@
 One thread holds everything: it starts the children, waits on their exits (pidfd), their output and its own deadlines in
 one selector, and reaps them. It lives as long as any child does, because the kernel's parent-death signal is sent when
 the *thread* that started a child ends. Children have a process group of their own, so that Ctrl-C on a terminal reaches
-the supervisor alone, which then stops them in order. After each exit the shared memory of the dead is removed: a child
-that was killed leaves its own behind.
+the supervisor alone, which then stops them in order. After each exit the shared memory of the dead is removed, and what they
+had in the folder for temporary files: a child that was killed leaves its own behind.
 """
 
 from __future__ import annotations
@@ -18,11 +18,13 @@ import selectors
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Self
 
 from reelwire.errors import ReelwireError
@@ -360,6 +362,7 @@ class Supervisor:
             process.stdin.close()
         code = process.wait()
         reap()
+        reap(Path(tempfile.gettempdir()))
         if self._stopping or code == 0:
             if not self._stopping:
                 self._forward(watched.child.name, "stderr", "ended with exit code 0; it isn't started again")

@@ -182,15 +182,15 @@ def test_whatever_is_said_in_whatever_state_the_broker_goes_on(state: str, kind:
     scene.client.accepted("another")
 
 
-def test_a_job_that_is_cancelled_before_it_is_durable_ends_then() -> None:
-    """It was accepted and cancelled, in that order."""
-    scene = Scene("committing")
-    scene.job.handle(scene.event(t.CancelAsked))
-    scene.shop.commits = True
+@pytest.mark.parametrize("state", ["checking", "committing"])
+def test_a_job_that_isnt_acknowledged_yet_is_nobodys(state: str) -> None:
+    """Whoever asks for it by its id, or wants it cancelled or deleted, is told that there is none; then it is accepted."""
+    scene = Scene(state)
+    for kind in (m.AskJobs, m.CancelJob, m.DeleteJob):
+        assert "there is no job" in scene.client.ask(kind, scene.job.id).failure.message
+    scene.shop.works = scene.shop.commits = True
     scene.shop.settle()
-    words = [type(word).__name__ for word in scene.client.inbox]
-    assert words == ["JobAccepted", "Jobs"]
-    assert scene.shop.disk.records[scene.job.id].standing == "cancelled"
+    assert len(scene.client.heard(m.JobAccepted)) == 1
 
 
 def test_only_so_many_wait_for_the_end_of_a_job() -> None:

@@ -42,9 +42,21 @@ def test_a_result_that_couldnt_be_written_is_noted_wherever_the_job_is_told_of(s
     note = "its result couldn't be written: the folder is gone (/out/a.mp4)"
     told = [client.heard(m.JobChanged)[-1].job, client.info(job), client.ask(m.AskJobs).jobs[0]]
     assert [info.note for info in told] == [note] * 3
+    assert client.info(job).facts["output_error"] == "the folder is gone"
     own = client.accepted("k2")
     worker.finish(worker.runs[-1], output_error="none", frames=3)
     assert (client.info(own).note, client.info(own).facts) == ("", {"frames": 3})
+
+
+def test_a_result_that_couldnt_be_written_can_be_fetched(shop: Shop) -> None:
+    """The job has succeeded, and its note is there after a restart."""
+    worker, client = shop.worker(), shop.client()
+    shop.disk.fails = fails_to_write
+    job = client.accepted("k", output="/out/a.mp4")
+    worker.finish(worker.runs[-1], b"done")
+    client = shop.restart().client()
+    assert client.info(job).note == "its result couldn't be written: the folder is gone (/out/a.mp4)"
+    assert client.fetch(job) == b"done"
 
 
 def test_a_note_is_no_longer_than_other_texts(shop: Shop) -> None:

@@ -329,19 +329,6 @@ def test_a_result_that_was_taken_in_outlives_its_group(shop: Shop) -> None:
     assert shop.disk.outside["/out/a.mp4"] == b"done"
 
 
-def test_a_result_that_cant_be_written_to_its_place_can_be_fetched(shop: Shop) -> None:
-    """The job has succeeded, and its note says what went wrong, also after a restart."""
-    client, worker, run = begun(shop, output="/out/a.mp4")
-    shop.disk.fails = lambda action: "there is a file already" if type(action).__name__ == "ExportFile" else ""
-    worker.finish(run, b"done", frames=1)
-    note = "its result couldn't be written: there is a file already (/out/a.mp4)"
-    assert client.info(run.job).note == note
-    client = shop.restart().client()
-    assert client.info(run.job).note == note
-    assert client.info(run.job).facts == {"frames": 1, "output_error": "there is a file already"}
-    assert client.fetch(run.job) == b"done"
-
-
 @pytest.mark.parametrize("fault", ["gone", "hash", "order", "size", "disk", "too large", "empty"])
 def test_a_result_that_doesnt_come_fails_its_job(fault: str) -> None:
     """It is the stage's fault, or the disk's; nothing of it is left."""

@@ -8,12 +8,14 @@ import select
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
 
+from reelwire.workers.files import Files
 from reelwire.workers.supervisor import Backoff, Child, ChildFailed, Supervisor
 
 LIMIT_S = 30.0
@@ -377,4 +379,22 @@ def test_the_shared_memory_of_a_child_goes_with_it(
             os.kill(supervisor.pids()["writer"], signal.SIGKILL)
             lines.wait_for("starts again")
             assert list(tmp_path.iterdir()) == []
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_killed_children_had_in_temporary_folders_is_removed(
+    supervisor: Supervisor, lines: Lines, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The files of jobs as well as shared memory; those of a process that lives stay where they are."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    own = Files()
+    program = (
+        "from reelwire.workers.files import Files; files = Files(); (files.folder / ('a' * 64)).touch()\n",
+        "print(files.folder, flush=True); import os, signal; os.kill(os.getpid(), signal.SIGKILL)\n",
+    )
+    supervisor.start(dataclasses.replace(child("killed", *program), environment={"TMPDIR": str(tmp_path)}))
+    lines.wait_for(str(own.folder.parent), times=2)  # it is started again when that was done
+    supervisor.stop()
+    assert list(own.folder.parent.iterdir()) == [own.folder]
+    own.close()
     assert list(tmp_path.iterdir()) == []

@@ -253,3 +253,21 @@ def test_a_folder_that_can_not_be_made_is_a_wrong_setting(tmp_path: Path) -> Non
     (tmp_path / "file").write_text("no folder")
     with zmq.Context() as context, pytest.raises(ConfigError, match="scratch_dir"):
         together(tmp_path / "file", context, FakeLoop())
+
+
+def test_a_thread_that_hangs_leaves_no_files_behind(tmp_path: Path) -> None:
+    """It is named, because the process must end without it; nobody would remove the scratch folder after that."""
+    scratch, began, go_on = tmp_path / "scratch", threading.Event(), threading.Event()
+
+    def hang() -> None:
+        began.set()
+        go_on.wait(LIMIT_S)
+
+    hung = Rig(scratch)
+    hung.together._chores.do(hang)
+    assert began.wait(LIMIT_S)
+    assert "files" in hung.together.close(0.5)
+    assert not list(scratch.iterdir())
+    go_on.set()
+    assert hung.together._chores.join(LIMIT_S)
+    hung.context.term()
