@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Literal, TypeVar
 
+from reelwire.group_messages import BROADCAST_BYTES_MIN, LeaderTensor
 from reelwire.job_spec import JobSpec
-from reelwire.messages import HeldJob, InitializeStage, Member, Membership, RunJob, RunTask, WorkerHello
+from reelwire.messages import Artifact, HeldJob, InitializeStage, Member, Membership, RunJob, RunTask, WorkerHello
+from reelwire.tensors import Inline
 from reelwire.wire import Limits, Packed, pack
 
 from .desk import Desk
@@ -90,8 +93,14 @@ class Group:
         return self.sequence + 1
 
     def number(self, body: B) -> B:
-        """The body with the next number; it is used up when the body is sent."""
-        return replace(body, sequence=self.next_number)
+        """The body with the next number; it is used up when the body is sent.
+
+        It says which of its tensors the leader alone is sent: the large ones, but for those in shared memory, which all
+        ranks can read.
+        """
+        if isinstance(body, RunJob) or self.world == 1:
+            return replace(body, sequence=self.next_number)
+        return replace(body, sequence=self.next_number, broadcast=tuple(_large(body.artifacts)))
 
     def limits(self) -> Limits:
         """What all ranks accept."""
@@ -102,17 +111,30 @@ class Group:
         return self._smallest
 
     def send(self, desk: Desk, body: Body, packed: Packed | None = None) -> None:
-        """Tell every rank the body that has the next number; `packed`: as it is sent, if that was made already."""
+        """Tell every rank the body that has the next number; `packed`: as it is sent, if that was made already.
+
+        Its large tensors are said to the leader alone, which broadcasts them.
+        """
         assert body.sequence == self.next_number, f"{self.name}: body {body.sequence} after {self.sequence}"
         self.sequence = body.sequence
         packed = packed or pack(body)
-        for peer in self.ranks.values():
-            desk.send(peer, body, packed)
+        rest, packed_rest = body, packed
+        if not isinstance(body, RunJob) and body.broadcast:
+            rest = _without_large(body)
+            packed_rest = pack(rest)
+        for rank, peer in self.ranks.items():
+            if rank == 0:
+                desk.send(peer, body, packed)
+            else:
+                desk.send(peer, rest, packed_rest)
         if self.world > 1:
-            self._keep(body, packed)
+            self._keep(rest, packed_rest)
 
     def send_again(self, desk: Desk, peer: Peer, after: int) -> bool:
-        """Tell a rank that is back the bodies after the number `after`, which its old connection lost; False: they are gone."""
+        """Tell a rank that is back the bodies after the number `after`, which its old connection lost; False: they are gone.
+
+        It isn't the leader, which gives up what it hadn't begun.
+        """
         if after < self._forgotten:
             return False
         for body, packed in self._sent:
@@ -161,6 +183,22 @@ class Group:
             oldest, packed = self._sent.popleft()
             self._sent_bytes -= _nbytes(packed)
             self._forgotten = oldest.sequence
+
+
+def _large(artifacts: Mapping[str, Artifact]) -> Iterator[LeaderTensor]:
+    for name, artifact in artifacts.items():
+        for tensor, ref in artifact.tensors.items():
+            if isinstance(ref.place, Inline) and ref.nbytes >= BROADCAST_BYTES_MIN:
+                yield LeaderTensor(name, tensor, ref.dtype, ref.shape)
+
+
+def _without_large(body: InitializeStage | RunTask) -> InitializeStage | RunTask:
+    artifacts = body.artifacts
+    for each in body.broadcast:
+        artifact = artifacts[each.artifact]
+        left = {name: ref for name, ref in artifact.tensors.items() if name != each.tensor}
+        artifacts[each.artifact] = Artifact(artifact.values, left)
+    return body.with_artifacts(artifacts)
 
 
 def _nbytes(packed: Packed) -> int:

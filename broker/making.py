@@ -172,8 +172,9 @@ class Making(Delivering):
             reservation=self.controls.reservation() if line.is_steered and index == self.controls.unbound else None,
             shared=self.seats.shared[stage],
             awaits=awaits,
-            sequence=0 if group is None else group.next_number,
         )
+        if group is not None:
+            task = group.number(task)
         packed, reason = fitted(task, actor.limits, inputs.values())
         if reason is not None:
             text = f"the inputs can't be sent to worker {actor.worker.name!r}: {reason}"

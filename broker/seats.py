@@ -194,8 +194,9 @@ class Seats:
             parameters=request.parameters,
             tensors={name: request.tensors[name] for name in names if name in request.tensors},
             handed=self._handed,
-            sequence=0 if group is None else group.next_number,
         )
+        if group is not None:
+            message = group.number(message)
         packed, reason = fitted(message, seat.actor.limits)
         if reason is not None:
             text = f"worker {seat.actor.worker.name!r} can't be told of the session: {reason}"

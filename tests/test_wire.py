@@ -18,6 +18,7 @@ from reelwire import codec, tensors, wire
 from reelwire import messages as m
 from reelwire.controls import KeyState
 from reelwire.errors import VersionMismatch, WireError
+from reelwire.group_messages import LeaderTensor
 from reelwire.spec import Edge, Parameter, StageSpec, StreamSpec, TensorInput
 
 LIMITS = wire.Limits()
@@ -41,6 +42,8 @@ EXAMPLES: list[tuple[m.Message, wire.Direction[Any]]] = [
              m.ChunkTiming(1.0, 0.5, None, {"make": m.StageTiming(0.0, 0.1, 0.2, 0.3)}), True), wire.TO_CLIENT),
     (m.SessionEnded("s", "failed", m.Failure("overload", "full", retry_after_s=2.0)), wire.TO_CLIENT),
     (m.RunTask("s", "toy", "make", 1, 1, 0, {"control": ARTIFACT}, True, False), wire.TO_WORKER),
+    (m.InitializeStage("s", "toy", "make", 1, 1, 3, {}, {}, ARTIFACT, 4, (LeaderTensor("handed", "y", "int8", (2, 3)),)),
+     wire.TO_WORKER),
 ]  # fmt: skip
 
 

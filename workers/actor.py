@@ -101,6 +101,7 @@ def with_inputs(task: RunTask, inputs: Mapping[str, Artifact], awaits: tuple[str
         task.shared,
         awaits,
         task.sequence,
+        task.broadcast,
     )
 
 
@@ -312,9 +313,8 @@ class Actor:
         held = self.held.get(session)
         taken = sum(each.state != "unreleased" for each in self.held.values())
         if held is None and taken >= self.offer.slots:
-            return self._refuse(
-                message, "initialize", None, "overload", f"all {self.offer.slots} slots are taken", attachment
-            )
+            reason = f"all {self.offer.slots} slots are taken"
+            return self._refuse(message, "initialize", None, "overload", reason, attachment)
         if held is not None:
             self._drop_waiting(session)
             if held.state != "releasing":

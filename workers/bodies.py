@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from typing import TypeVar
 
-from reelwire.group_messages import Have
+from reelwire.group_messages import Have, LeaderTensor
 from reelwire.messages import Artifact, Failure, InitializeStage, RunJob, RunTask
+from reelwire.tensors import TensorRef
 
 from .group_events import AnyAction, FilesFound, FindFiles, TakeIn, TakenIn
 
 Body = InitializeStage | RunTask | RunJob
+B = TypeVar("B", InitializeStage, RunTask)
 
 
 @dataclass(slots=True)
@@ -101,7 +104,21 @@ def with_control(task: RunTask, artifact: str, control: Artifact) -> RunTask:
     return replace(task, inputs={**task.inputs, artifact: control})
 
 
+def completed(body: B, share: Callable[[LeaderTensor, TensorRef | None], TensorRef]) -> B:
+    """The body with those of its tensors that only the leader was sent; in an order that is the same on all ranks.
+
+    Args:
+        body: what was sent.
+        share: gives such a tensor, of what is known of it, and at the leader of the tensor itself; called in order.
+    """
+    artifacts = body.artifacts
+    for each in body.broadcast:
+        artifact = artifacts[each.artifact]
+        tensors = dict(artifact.tensors)
+        tensors[each.tensor] = share(each, tensors.pop(each.tensor, None))
+        artifacts[each.artifact] = Artifact(artifact.values, tensors)
+    return body.with_artifacts(artifacts)
+
+
 def _is_inline(body: InitializeStage | RunTask) -> bool:
-    if isinstance(body, RunTask):
-        return all(artifact.is_inline for artifact in body.inputs.values())
-    return Artifact({}, body.tensors).is_inline and body.handed.is_inline
+    return all(artifact.is_inline for artifact in body.artifacts.values())

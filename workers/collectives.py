@@ -18,12 +18,14 @@ import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from io import FileIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from reelwire.codec import Buffer
 from reelwire.messages import FileOffer
 from reelwire.writing import write_whole
 
@@ -51,6 +53,10 @@ _BROKEN_WORDS = re.compile(
     r"|NCCL (error|communicator|watchdog)|ncclCommAbort|process group (was|has been) (aborted|destroyed)",
     re.IGNORECASE,
 )
+
+
+OfPart = Callable[[NDArray[np.uint8], int], None]
+"""What is done with a part of what is broadcast; it is told where the part begins."""
 
 
 class GroupBrokenError(RuntimeError):
@@ -355,29 +361,74 @@ def share_files(
 
 
 def _share_file(ranks: Ranks, offer: FileOffer, source: str, path: Path) -> None:
+    digest = hashlib.sha256()
+    with contextlib.ExitStack() as stack:
+        read = stack.enter_context(Path(source).open("rb", buffering=0)) if ranks.rank == 0 else None
+        write = None if source else stack.enter_context(path.open("wb", buffering=0))
+        fill = None if read is None else partial(_read_part, read)
+        take = None if write is None else partial(_write_part, write, digest)
+        _broadcast(ranks, offer.nbytes, fill, take)
+    if write is not None and digest.hexdigest() != offer.file:
+        raise ValueError(f"what came for {offer.file} isn't what was offered")
+
+
+def _read_part(file: FileIO, part: NDArray[np.uint8], _: int) -> None:
+    if file.readinto(part.data) != part.nbytes:
+        raise ValueError(f"{file.name} is shorter than it was")
+
+
+def _write_part(file: FileIO, digest: hashlib._Hash, part: NDArray[np.uint8], _: int) -> None:
+    write_whole(file.fileno(), part.data)
+    digest.update(part.data)
+
+
+def share_bytes(ranks: Ranks, mine: Buffer | None, nbytes: int) -> Buffer:
+    """The leader's bytes, on all ranks; called by all at once.
+
+    Args:
+        ranks: the group.
+        mine: the bytes; None on a rank that doesn't lead.
+        nbytes: how many there are.
+
+    Raises:
+        ValueError: this rank leads, and has others or none.
+        RuntimeError: a collective failed.
+    """
+    if ranks.rank == 0:
+        if mine is None or len(source := np.frombuffer(mine, np.uint8)) != nbytes:
+            raise ValueError(f"the leader lacks {nbytes} bytes that all ranks need")
+        if ranks.world > 1:
+            _broadcast(ranks, nbytes, lambda part, first: np.copyto(part, source[first : first + len(part)]), None)
+        return mine
+    made = np.empty(nbytes, np.uint8)
+    _broadcast(ranks, nbytes, None, lambda part, first: np.copyto(made[first : first + len(part)], part))
+    return made.data
+
+
+def _broadcast(ranks: Ranks, nbytes: int, fill: OfPart | None, take: OfPart | None) -> None:
+    """Send bytes from the leader to all other ranks.
+
+    Args:
+        ranks: the group.
+        nbytes: how many.
+        fill: at the leader: writes a part.
+        take: at the others: reads one; they come in order.
+    """
     import torch
     import torch.distributed as dist
 
     group = _group(ranks)
     device = _device(group)
-    digest = hashlib.sha256()
-    with contextlib.ExitStack() as stack:
-        read = stack.enter_context(Path(source).open("rb", buffering=0)) if ranks.rank == 0 else None
-        write = None if source else stack.enter_context(path.open("wb", buffering=0))
-        room = torch.empty(min(SHARED_AT_ONCE_BYTES, offer.nbytes), dtype=torch.uint8)
-        for first in range(0, offer.nbytes, SHARED_AT_ONCE_BYTES):
-            part = room[: min(SHARED_AT_ONCE_BYTES, offer.nbytes - first)]
-            view = part.numpy().data
-            if read is not None and read.readinto(view) != part.numel():
-                raise ValueError(f"{source} is shorter than it was")
-            moved = part.to(device)
-            dist.broadcast(moved, group_src=0, group=group)
-            if write is not None:
-                part.copy_(moved)
-                write_whole(write.fileno(), view)
-                digest.update(view)
-    if write is not None and digest.hexdigest() != offer.file:
-        raise ValueError(f"what came for {offer.file} isn't what was offered")
+    room = torch.empty(min(SHARED_AT_ONCE_BYTES, nbytes), dtype=torch.uint8)
+    for first in range(0, nbytes, SHARED_AT_ONCE_BYTES):
+        part = room[: min(SHARED_AT_ONCE_BYTES, nbytes - first)]
+        if fill is not None:
+            fill(part.numpy(), first)
+        moved = part.to(device)
+        dist.broadcast(moved, group_src=0, group=group)
+        if take is not None:
+            part.copy_(moved)  # waits for the device
+            take(part.numpy(), first)
 
 
 def _client(address: str) -> TCPStore:

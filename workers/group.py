@@ -18,9 +18,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from reelwire import wire
+from reelwire.group_messages import LeaderTensor
 from reelwire.messages import StageFailed
+from reelwire.tensors import Inline, TensorRef, inline_buffer
 
-from .collectives import Bond, GroupBrokenError, RefusedElsewhereError, gather_numbers, is_broken
+from .bodies import B, completed
+from .collectives import Bond, GroupBrokenError, RefusedElsewhereError, gather_numbers, is_broken, share_bytes
 from .config import WorkerConfig
 from .device import Device
 from .group_events import (
@@ -104,6 +107,7 @@ class GroupThread(WorkThread[Order]):
                 counts=config.rank == 0,
                 raised=self._stage_raised,
                 agree=self._agree,
+                complete=self._complete,
             )
             for stage in stages
         }
@@ -200,6 +204,20 @@ class GroupThread(WorkThread[Order]):
         self._refused = any(gather_numbers(self._parallel, int(refuses)))
         if self._refused and not refuses:
             raise RefusedElsewhereError("another rank of the group refuses the session")
+
+    def _complete(self, work: B) -> B:
+        """Exchange what the leader alone was sent; called by all ranks at once.
+
+        Raises:
+            ValueError: this rank leads, and wasn't sent it.
+            RuntimeError: the collective failed.
+        """
+        return completed(work, self._shared) if work.broadcast else work
+
+    def _shared(self, of: LeaderTensor, mine: TensorRef | None) -> TensorRef:
+        assert self._ranks is not None, "a stage without a group"
+        buffer = None if mine is None else inline_buffer(mine)
+        return TensorRef(of.dtype, of.shape, Inline(share_bytes(self._ranks, buffer, of.nbytes)))
 
     def _stage_raised(self, error: BaseException) -> None:
         self._broken = is_broken(error)

@@ -12,7 +12,6 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Protocol, assert_never
 
@@ -23,7 +22,6 @@ import reelwire
 from reelwire import wire
 from reelwire.errors import ConfigError, RequestError
 from reelwire.messages import (
-    Artifact,
     Failure,
     FileGone,
     FileOffer,
@@ -311,17 +309,11 @@ class Together:
     def _take_in(self, body: InitializeStage | RunTask) -> TakenIn:
         """Copy a body's tensors out of shared memory: whoever lent it isn't asked to wait until all ranks are done."""
         try:
-            taken: InitializeStage | RunTask
-            if isinstance(body, RunTask):
-                inputs = {name: inlined(artifact, self._memory.view) for name, artifact in body.inputs.items()}
-                taken = replace(body, inputs=inputs)
-            else:
-                tensors = inlined(Artifact({}, body.tensors), self._memory.view).tensors
-                taken = replace(body, tensors=tensors, handed=inlined(body.handed, self._memory.view))
+            artifacts = {name: inlined(artifact, self._memory.view) for name, artifact in body.artifacts.items()}
         except MemoryLostError as error:
             failure = Failure("worker_lost", short(f"{body.stage}: {error.strerror or error}"), body.stage)
             return TakenIn(time.monotonic(), body, failure)
-        return TakenIn(time.monotonic(), taken)
+        return TakenIn(time.monotonic(), body.with_artifacts(artifacts))
 
     def _hold(self, job: str, attempt: int, role: FileRole | None, offer: FileOffer) -> None:
         self._chores.do(partial(self._files.hold, job, attempt, role, offer))

@@ -11,7 +11,7 @@ import time
 import traceback
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from reelwire import wire
 from reelwire.errors import RequestError, WireError
@@ -50,6 +50,18 @@ _PHASES: dict[type, Phase] = {
 }
 
 
+T = TypeVar("T")
+W = TypeVar("W", InitializeStage, RunTask)
+
+
+class Complete(Protocol):
+    """What gives the work of a stage with all of its tensors."""
+
+    def __call__(self, work: W, /) -> W:
+        """The same, complete."""
+        ...
+
+
 class StageWork:
     """One stage, and how it is called.
 
@@ -62,8 +74,9 @@ class StageWork:
         make: builds the stage from its name and the name of its device, in place of `pipeline.build`.
         counts: what the stage makes is told to somebody; on a rank that doesn't lead its group it isn't.
         raised: told of each error that the stage raised, before anything else is done about it.
-        agree: asked when a session is about to be begun, with whether it is refused here; it raises where it is refused
-            elsewhere, and then it isn't begun.
+        agree: asked when a session is about to be begun, and once more when it was, with whether it is refused here; it
+            raises where it is refused elsewhere, and then it isn't begun.
+        complete: gives what a session is begun with, or a chunk made of, with the tensors that another rank has of it.
 
     Attributes:
         limits: what the broker accepts; written by the loop when the broker says it.
@@ -81,6 +94,7 @@ class StageWork:
         counts: bool = True,
         raised: Callable[[BaseException], None] = lambda _: None,
         agree: Callable[[bool], None] = lambda _: None,
+        complete: Complete = lambda work: work,
     ) -> None:
         """Nothing is built yet."""
         self.limits = wire.Limits()
@@ -93,6 +107,7 @@ class StageWork:
         self._counts = counts
         self._raised = raised
         self._agree = agree
+        self._complete = complete
         self._taken: list[Piece] = []
         self._held: dict[str, int] = {}
         self._stage: Stage | None = None
@@ -165,18 +180,25 @@ class StageWork:
         return StageReady(work.pipeline, work.stage, min(expected, self._cache_bytes_max))
 
     def _initialize(self, stage: Stage, work: InitializeStage) -> StageInitialized:
+        work = self._complete(work)
+        request, handed = self._agreed(partial(self._request, stage, work))
+        made = stage.initialize(work.session, work.chunks, request, handed)
+        held = _bytes("cache_bytes", made.cache_bytes)
+        # Where this returned, the stage waits for no rank that is still at it.
+        self._agreed(partial(self._check_room, held))
+        self._held[work.session] = held
+        artifact = to_artifact(made.handed)
+        return StageInitialized(work.session, work.stage, work.epoch, work.stage_epoch, artifact, held)
+
+    def _agreed(self, ask: Callable[[], T]) -> T:
+        """What was asked for, if all ranks were given it."""
         try:
-            request, handed = self._request(stage, work)
+            given = ask()
         except Exception:
             self._agree(True)
             raise
         self._agree(False)
-        made = stage.initialize(work.session, work.chunks, request, handed)
-        held = _bytes("cache_bytes", made.cache_bytes)
-        self._check_room(held)
-        self._held[work.session] = held
-        artifact = to_artifact(made.handed)
-        return StageInitialized(work.session, work.stage, work.epoch, work.stage_epoch, artifact, held)
+        return given
 
     def _request(self, stage: Stage, work: InitializeStage) -> tuple[dict[str, Any], dict[str, Any]]:
         """What a session is begun with, if there is room for it."""
@@ -198,6 +220,7 @@ class StageWork:
             raise _NoRoomError(f"{self._name}: {reason}")
 
     def _run(self, stage: Stage, work: RunTask, applied: Applied | None) -> TaskDone:
+        work = self._complete(work)
         inputs = {name: self._input(name, work) for name in work.inputs}
         began = time.perf_counter()
         result = stage.run(work.session, work.index, inputs, is_first=work.is_first, is_last=work.is_last)

@@ -7,12 +7,16 @@ is the leader's *decision*: a message over the link between the ranks, numbered 
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
 from .job_parts import Member
 from .parts import Applied, Failure
+from .tensors import ITEM_BYTES
 
+BROADCAST_BYTES_MIN = 64 << 10
+"""Smaller tensors of a body are sent to every rank: a broadcast would cost more, as a mapping would of shared memory."""
 Act = Literal["form", "initialize", "run", "release", "start", "step", "end", "leave"]
 """What a decision can say; see `Decision`."""
 
@@ -66,6 +70,28 @@ class EndGroup:
     epoch: int
     lost: tuple[int, ...]
     reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class LeaderTensor:
+    """A tensor of a body whose bytes the leader alone is sent: it broadcasts them when all ranks do the body.
+
+    Attributes:
+        artifact: which of the body's `artifacts` it belongs to.
+        tensor: its name there.
+        dtype: one of `tensors.ITEM_BYTES`.
+        shape: its dimensions.
+    """
+
+    artifact: str
+    tensor: str
+    dtype: str
+    shape: tuple[int, ...]
+
+    @property
+    def nbytes(self) -> int:
+        """Size in bytes."""
+        return ITEM_BYTES[self.dtype] * math.prod(self.shape)
 
 
 # --- rank to broker ------------------------------------------------------------------------------------------------

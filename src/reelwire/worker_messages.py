@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from .controls import KeyState
+from .group_messages import LeaderTensor
 from .job_parts import HeldJob, Membership
 from .job_spec import JobSpec
 from .parts import Applied, Artifact, Failure, Phase, Reservation, SegmentUse
@@ -205,7 +206,21 @@ class TaskDone:
 
 @dataclass(frozen=True, slots=True)
 class InitializeStage:
-    """Make the caches of a session at a stage. `sequence`: where a group computes it, the number of the group's body."""
+    """Make the caches of a session at a stage.
+
+    Attributes:
+        session: whose.
+        pipeline: of which stream.
+        stage: which.
+        epoch: counts the attempts at the session.
+        stage_epoch: counts those at the stage.
+        chunks: how many the session will have.
+        parameters: of the request, complete.
+        tensors: of the request, those that the stage asks for.
+        handed: what the stages before this one handed on.
+        sequence: where a group computes the stage, the number of the group's body; else 0.
+        broadcast: large tensors that the leader has and gives to the other ranks, in this order.
+    """
 
     session: str
     pipeline: str
@@ -217,6 +232,16 @@ class InitializeStage:
     tensors: Mapping[str, TensorRef]
     handed: Artifact
     sequence: int = 0
+    broadcast: tuple[LeaderTensor, ...] = ()
+
+    @property
+    def artifacts(self) -> dict[str, Artifact]:
+        """All that holds tensors, by the name of its field."""
+        return {"tensors": Artifact({}, self.tensors), "handed": self.handed}
+
+    def with_artifacts(self, artifacts: Mapping[str, Artifact]) -> InitializeStage:
+        """The same with others of these."""
+        return replace(self, tensors=artifacts["tensors"].tensors, handed=artifacts["handed"])
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,6 +263,7 @@ class RunTask:
         awaits: inputs that aren't here yet, because another stage of this worker makes them for the same chunk: the task
             begins when they are made.
         sequence: where a group computes the stage, the number of the group's body; else 0.
+        broadcast: large tensors that the leader has and gives to the other ranks, in this order.
     """
 
     session: str
@@ -253,6 +279,16 @@ class RunTask:
     shared: tuple[str, ...] = ()
     awaits: tuple[str, ...] = ()
     sequence: int = 0
+    broadcast: tuple[LeaderTensor, ...] = ()
+
+    @property
+    def artifacts(self) -> dict[str, Artifact]:
+        """All that holds tensors: the inputs, by name."""
+        return dict(self.inputs)
+
+    def with_artifacts(self, artifacts: Mapping[str, Artifact]) -> RunTask:
+        """The same with other inputs."""
+        return replace(self, inputs=artifacts)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,10 +8,13 @@ from typing import Any
 from reelwire import messages as m
 from reelwire.broker.actions import Send
 from reelwire.broker.events import Received
+from reelwire.broker.group import Group
 from reelwire.controls import Keys
+from reelwire.group_messages import BROADCAST_BYTES_MIN as LARGE
+from reelwire.group_messages import LeaderTensor
 from reelwire.job_spec import JobSpec
 from reelwire.spec import Parameter
-from reelwire.tensors import Inline, TensorRef
+from reelwire.tensors import Inline, Shared, TensorRef
 
 from .fake_groups import EARLIER, KIND, hello
 from .fake_peers import world
@@ -105,6 +108,68 @@ def test_groups_01_a_body_is_encoded_once(rig: Any) -> None:
     assert [action.route for action in sends] == [rank.route for rank in team.ranks]
     assert len({id(action.packed) for action in sends}) == 1
     assert all(action.packed is not None and action.is_work for action in sends)
+
+
+def inline(nbytes: int) -> TensorRef:
+    """A tensor that comes with its message."""
+    return TensorRef("uint8", (nbytes,), Inline(bytes(nbytes)))
+
+
+def sizes(artifact: m.Artifact) -> dict[str, int]:
+    """Bytes of its tensors."""
+    return {name: tensor.nbytes for name, tensor in artifact.tensors.items()}
+
+
+def test_groups_01_a_large_input_is_sent_to_the_leader_alone(rig: Any) -> None:
+    """All ranks are told the same of it, so that they take it from the leader; what is small all are sent."""
+    team = Team(rig, size=3).start()
+    client, name = session(rig)
+    client.submit(name, 0)
+    made = {"a": inline(LARGE), "b": inline(LARGE - 1), "c": inline(0), "d": inline(3 * LARGE)}
+    team.leader.finish("encode", outputs={"condition": m.Artifact({"mark": 1}, made)})
+    tasks = [rank.bodies[-1] for rank in team.ranks]
+    wanted = (LeaderTensor("condition", "a", "uint8", (LARGE,)), LeaderTensor("condition", "d", "uint8", (3 * LARGE,)))
+    assert all(task.broadcast == wanted for task in tasks)
+    assert sizes(tasks[0].inputs["condition"]) == {"a": LARGE, "b": LARGE - 1, "c": 0, "d": 3 * LARGE}
+    for task in tasks[1:]:
+        assert sizes(task.inputs["condition"]) == {"b": LARGE - 1, "c": 0}
+        assert task.inputs["condition"].values == {"mark": 1}
+        assert dataclasses.replace(task, inputs=tasks[0].inputs) == tasks[0]
+    assert [numbers(team), sum(each.nbytes for each in wanted)] == [[1, 2], 4 * LARGE]
+    rank = team.ranks[2]
+    rank.inbox.remove(tasks[2])
+    rank.attach()
+    assert rank.bodies[-1] == tasks[1], "nor is it said again"
+
+
+def test_groups_01_a_session_s_large_tensors_are_sent_to_the_leader_alone(rig: Any) -> None:
+    """Those of its request, and those that are handed on."""
+    encode, denoise, decode = world().stages
+    stages = (encode, dataclasses.replace(denoise, request_tensors=("image",)), decode)
+    team = Team(rig, size=2, spec=world(stages=stages)).start()
+    team.leader.silent.add(m.InitializeStage)
+    image = TensorRef("uint8", (200, 200, 3), Inline(bytes(120000)))
+    rig.client().open(tensors={"image": image})
+    for _ in range(2):
+        team.leader.initialized(team.leader.last(m.InitializeStage), handed=m.Artifact({}, {"x": inline(LARGE)}))
+    told, follows = (rank.bodies[-1] for rank in team.ranks)
+    assert told.broadcast == follows.broadcast
+    assert [(each.artifact, each.tensor) for each in told.broadcast] == [("tensors", "image"), ("handed", "x")]
+    assert (told.tensors, sizes(told.handed)) == ({"image": image}, {"x": LARGE})
+    assert (follows.tensors, follows.handed) == ({}, m.Artifact())
+    assert follows.parameters == told.parameters
+
+
+def test_groups_01_what_all_ranks_can_open_is_not_broadcast(rig: Any) -> None:
+    """A large tensor in shared memory is a reference for all of them, and a group of one has nobody to give one to."""
+    group = Group("g", 2)
+    shared = TensorRef("uint8", (LARGE,), Shared("owner", "segment", 1))
+    inputs = {"condition": m.Artifact({}, {"x": shared})}
+    task = m.RunTask("s", "world", "denoise", 1, 1, 0, inputs, True, False)
+    assert group.number(task) == dataclasses.replace(task, sequence=1)
+    inputs["condition"] = m.Artifact({}, {"x": inline(LARGE)})
+    assert group.number(task).broadcast
+    assert not Group("one", 1).number(task).broadcast
 
 
 def test_groups_01_a_task_must_fit_every_rank(rig: Any) -> None:

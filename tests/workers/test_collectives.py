@@ -25,6 +25,7 @@ from reelwire.workers.collectives import (
     _share_file,
     gather_numbers,
     is_broken,
+    share_bytes,
     share_files,
     swap_bytes,
 )
@@ -211,3 +212,12 @@ def test_a_group_of_one_exchanges_nothing(tmp_path: Path) -> None:
     assert gather_numbers(Alone(), 5) == [5]
     assert swap_bytes(Alone(), rows) is rows
     assert share_files(Alone(), [], {"a": "b"}, tmp_path) == ({"a": "b"}, [])
+    assert share_bytes(Alone(), b"ab", 2) == b"ab"
+    assert share_bytes(Alone(), b"", 0) == b""
+
+
+@pytest.mark.parametrize("mine", [None, b"a", memoryview(b"abc")])
+def test_groups_01_a_leader_that_lacks_bytes_says_so(mine: Any) -> None:
+    """Before it sends any."""
+    with pytest.raises(ValueError, match="lacks 2 bytes"):
+        share_bytes(Alone(), mine, 2)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import select
 import signal
@@ -18,6 +19,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from reelwire.tensors import ITEM_BYTES
 from reelwire.workers.collectives import Meeting
 
 LIMIT_S = 60.0
@@ -64,9 +66,11 @@ class Child:
 
 
 class Ranks:
-    """The first `world` of the processes as a group."""
+    """The first `world` of the processes as a group; `library`: whose arrays its stages take."""
 
-    def __init__(self, children: list[Child], folder: Path, world: int, **options: str) -> None:
+    def __init__(
+        self, children: list[Child], folder: Path, world: int, *, library: str = "numpy", **options: str
+    ) -> None:
         self.children = children[:world]
         self.meeting = Meeting("127.0.0.1")
         self.pool = ThreadPoolExecutor(world)
@@ -81,6 +85,7 @@ class Ranks:
                 timeout_s=LIMIT_S,
                 folder=str(made),
                 options={"step_s": "0", **options},
+                library=library,
             )
         for what in ("build", "load"):
             self.well(what)
@@ -306,6 +311,82 @@ def test_groups_01_a_file_that_can_not_be_shared_fails_on_all_ranks(two: Ranks) 
     assert [each["broken"] for each in answers] == [False, True]
     assert "FileNotFoundError" in answers[0]["failure"]["message"]
     assert not [path for folder in two.folders for path in folder.iterdir()]
+
+
+def hashes(tensors: Any) -> dict[tuple[str, str], str]:
+    """Of the bytes of each tensor, by its artifact and its name, as the ranks make them."""
+    sizes = [ITEM_BYTES[dtype] * math.prod(shape) for *_, dtype, shape in tensors]
+    bytes_of = [np.random.default_rng(seed).bytes(size) for seed, size in enumerate(sizes)]
+    names = [(artifact, name) for artifact, name, *_ in tensors]
+    return {name: hashlib.sha256(each).hexdigest() for name, each in zip(names, bytes_of, strict=True)}
+
+
+@pytest.mark.parametrize("world", [2, 4])
+def test_groups_01_what_the_leader_alone_was_sent_reaches_all_ranks(
+    children: list[Child], tmp_path: Path, world: int
+) -> None:
+    """Every dtype, bit for bit, in parts and empty, of a task and of a session's beginning: the same in the same order."""
+    ranks = Ranks(children, tmp_path, world, library="torch")
+    tensors = [["condition", dtype, dtype, [3, 5, 7001]] for dtype in ITEM_BYTES]
+    tensors += [["control", "long", "uint8", [(9 << 20) + 1]], ["control", "none", "float32", [0, 4]]]
+    tensors += [["control", "one", "int64", []]]
+    asked = [["tensors", "image", "uint8", [300, 400, 3]], ["handed", "memory", "bfloat16", [1 << 16]]]
+    for what, given in (("initialize", asked), ("run", tensors)):
+        answers = ranks.well(what, index=0, tensors=given)
+        seen = answers[0]["seen"]
+        assert all(each["seen"] == seen for each in answers)
+        assert {(artifact, name): found for artifact, name, *_, found in seen} == hashes(given)
+        assert sorted(each[:4] for each in seen) == sorted(given)
+    ranks.close()
+
+
+def test_groups_01_what_the_leader_lacks_fails_on_all_ranks(ranks: Ranks, undisturbed: Any) -> None:
+    """It says why, the others are freed at once, and the next one is done in a new process group."""
+    tensors = [["condition", "x", "uint8", [1 << 17]]]
+    ranks.start(steps=4, switch=2, seed=3)
+    for what in ("initialize", "run"):
+        if what == "run":
+            ranks.well("initialize")
+        began = time.monotonic()
+        answers = ranks.all(what, index=0, tensors=NAMED[what], lacking=True)
+        assert time.monotonic() - began < AT_ONCE_S
+        assert [each["broken"] for each in answers] == [rank > 0 for rank in range(len(answers))]
+        assert all(each["apart"] for each in answers)
+        assert answers[0]["failure"]["message"] == "ValueError: the leader lacks 131072 bytes that all ranks need"
+        ranks.form()
+    ranks.well("run", index=0, tensors=tensors)
+    assert ranks.finish() == undisturbed
+
+
+NAMED = {where: [[name, "x", "uint8", [1 << 17]]] for where, name in (("initialize", "handed"), ("run", "condition"))}
+
+
+@pytest.mark.parametrize("gone", [0, 1])
+def test_groups_01_a_rank_that_is_gone_is_seen_by_whoever_broadcasts(two: Ranks, gone: int) -> None:
+    """Whether it is the one that gives or one that takes."""
+    two.well("initialize")
+    two.children[gone].do(do="leave")
+    answer = two.children[1 - gone].do(do="run", index=0, tensors=[["condition", "x", "uint8", [9 << 20]]])
+    assert (answer["broken"], answer["apart"]) == (True, True)
+    two.form()
+
+
+@pytest.mark.parametrize("by_all", [True, False])
+def test_groups_13_a_session_that_turns_out_too_large_breaks_nothing(
+    ranks: Ranks, undisturbed: Any, by_all: bool
+) -> None:
+    """What all ranks have begun and one has no room for ends on all, in the process group that they are in."""
+    last = len(ranks.children) - 1
+    ranks.start(steps=4, switch=2, seed=3)
+    ranks.well("step")
+    ranks.well("initialize")
+    answers = ranks.all("initialize", session="t", takes=list(range(last + 1)) if by_all else [last])
+    assert not any(each["apart"] for each in answers)
+    assert [each["broken"] for each in answers] == [not by_all and rank < last for rank in range(last + 1)]
+    assert answers[last]["failure"]["field"] == "parameters"
+    ranks.well("run", index=0)
+    ranks.well("initialize", session="t")
+    assert ranks.finish() == undisturbed
 
 
 def test_groups_11_a_closed_job_gives_its_memory_back(children: list[Child], tmp_path: Path) -> None:
