@@ -136,7 +136,10 @@ class RankHello:
 
 @dataclass(frozen=True, slots=True)
 class Have:
-    """A rank has the body of that number, and can read its inputs; `lacks`: of a job's files it can't see any itself."""
+    """A rank has the body of that number, and can read its inputs, but for those that the leader has and broadcasts.
+
+    `lacks`: of a job's files it can't see any itself.
+    """
 
     sequence: int
     lacks: bool = False
