@@ -17,14 +17,10 @@ _COLUMNS = ("what", "flag of edit", "takes", "default", "accepted", "meaning")
 
 
 def print_kinds(kinds: Iterable[JobSpec]) -> None:
-    """A line for each kind: what it does, and the names of what it takes."""
-    rows = [
-        [spec.name, spec.description, [_named(one) for one in spec.media] or "-", [one.name for one in spec.parameters]]
-        for spec in kinds
-    ]
+    """A line for each kind: what it does, and the files that it takes."""
+    rows = [[spec.name, spec.description, [_named(one) for one in spec.media] or "-"] for spec in kinds]
     if rows:
-        title = "Kinds of jobs (reelwire status --kinds says what each takes)"
-        print_table(title, ("kind", "what it does", "files", "parameters"), rows)
+        print_table("Kinds of jobs; more of them: reelwire status --kinds", ("kind", "what it does", "files"), rows)
 
 
 def print_details(kinds: Iterable[JobSpec]) -> None:
