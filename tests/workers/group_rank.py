@@ -202,7 +202,7 @@ class Rank:
         others = [self.fellows[0]] if self.number else [self.fellows[each] for each in range(1, world.size)]
         for each in others:
             if not each.is_over and world.carries(self, each, message):
-                each.link.append((self.number, message))
+                world.put(self, each, message)
 
     def meet(self, members: tuple[m.Member, ...]) -> None:
         """The others are known, and watched."""

@@ -33,6 +33,8 @@ class GroupWorld:
         self.faults = False
         self.frailty = 0.0  # how likely a step of a job raises on a rank; clients cancel then and now, too
         self.loss = 0.0  # how likely a message between ranks is lost
+        self.disorder = 0.0  # how likely it overtakes others, and how likely a copy of it comes later, too
+        self.copies: list[tuple[Rank, Rank, Any]] = []
         self.known: set[tuple[int, int]] = set()  # processes of leaders and ranks whose hello came
         self.processes: dict[int, Rank] = {}
         self.contents: dict[str, tuple[int, int]] = {}
@@ -79,6 +81,25 @@ class GroupWorld:
         if isinstance(message, RankHello):
             self.known.add((leader.pid, rank.pid))
         return (leader.pid, rank.pid) in self.known
+
+    def put(self, sender: Rank, to: Rank, message: Any) -> None:
+        """On its way: behind what was said before, or not, and once, or again at any time."""
+        if self.disorder and self.chance.random() < self.disorder:
+            self.counted["overtakes"] += bool(to.link)
+            to.link.insert(self.chance.randint(0, len(to.link)), (sender.number, message))
+        else:
+            to.link.append((sender.number, message))
+        if self.disorder and self.chance.random() < self.disorder:
+            self.copies.append((sender, to, message))
+
+    def copy_arrives(self, at: int) -> None:
+        """A message comes again, unless it is of another epoch by now, which a link sees."""
+        sender, to, message = self.copies.pop(at)
+        if not to.is_over and to.fellows.get(sender.number) is sender:
+            self.counted["copies"] += 1
+            said = getattr(message, "number", None)  # decisions and their outcomes have one
+            self.counted["stale"] += said is not None and said < len(self.ranks[0].thread.log) - 1
+            to.link.append((sender.number, message))
 
     def failing(self, rank: Rank, meet: Meet | None) -> bool:
         """Whether the order of a rank raises there, apart from all others."""
@@ -212,6 +233,8 @@ class GroupWorld:
                 self.rank_reads(which)
             case "happened":
                 which.handle(which.happened.popleft())
+            case "copy":
+                self.copy_arrives(which)
             case "written":
                 which.checkpoint_written()
             case "gone":
@@ -247,6 +270,7 @@ class GroupWorld:
         living = [rank for rank in self.ranks if not rank.is_over]
         can += [("hears", rank) for rank in living if rank.inbox and not rank.is_cut]
         can += [("link", rank) for rank in living if rank.link]
+        can += [("copy", chance.randrange(len(self.copies)))] if self.copies else []
         can += [("happened", rank) for rank in living if rank.happened]
         can += [("written", rank) for rank in living if rank.to_write]
         can += [("gone", rank) for rank in living if rank.gone and not rank.link]
@@ -269,7 +293,7 @@ class GroupWorld:
     def rank_reads(self, rank: Rank) -> None:
         """From another rank."""
         other, message = rank.link.popleft()
-        if rank.number == 0 and isinstance(message, Outcome) and message.failure is not None:
+        if rank.number == 0 and isinstance(message, Outcome) and message.failure and self.awaits(rank, other, message):
             act = rank.thread.log[message.number - 1][0]
             if act in ("start", "step"):
                 run = self.running(rank)
@@ -278,6 +302,11 @@ class GroupWorld:
                 self.counted["first failed"] += is_first and not message.broken
                 self.counted["first broke"] += is_first and message.broken
         rank.handle(group_events.LinkSaid(self.now, other, message))
+
+    def awaits(self, leader: Rank, rank: int, outcome: Outcome) -> bool:
+        """Whether a leader has yet to hear this of a rank; not if it comes twice."""
+        core: Any = leader.core
+        return any(each.number == outcome.number and rank in each.missing for each in core._leader._underway._all)
 
     def notice(self) -> None:
         """The broker sees that a process is silent."""

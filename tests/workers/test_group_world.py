@@ -60,6 +60,7 @@ def test_groups_02_the_ranks_never_hang_and_never_get_out_of_step(toy: Any, seed
     """Whatever fails, dies, is cut off, cancelled or stopped: all is answered, and all ranks did the same in one order."""
     world = GroupWorld(toy.spec, toy, seed, size=1 + seed % 4)
     world.loss = 0.01 * (seed % 3 == 0)
+    world.disorder = 0.1 * (seed % 5 == 0)
     play(world, 700)
     check_results(world)
     settle(world)
@@ -130,6 +131,33 @@ def test_groups_02_whatever_is_lost_between_ranks_is_said_again(toy: Any, seed: 
     assert {job.attempt for job in world.broker.jobs} == {1}
     assert {job.state for job in world.broker.jobs if not job.parameters["fails"]} <= {"succeeded"}
     assert world.codes == []
+
+
+@pytest.mark.seeds(400)
+@pytest.mark.rule("groups_03", "groups_12")
+def test_groups_02_what_comes_twice_or_out_of_order_moves_no_rank(toy: Any, seed: int) -> None:
+    """However old it is, and if others are lost meanwhile: no step is done twice or left out, and all is done."""
+    world = GroupWorld(toy.spec, toy, seed, size=2 + seed % 3)
+    world.disorder = (0.1, 0.4)[seed % 2]
+    world.loss = 0.01 * (seed % 3 == 0)
+    play(world, 0)
+    settle(world)
+    check_results(world)
+    assert {film.outcome for film in world.broker.films} == {"completed"}
+    assert {job.attempt for job in world.broker.jobs} == {1}
+    assert {job.state for job in world.broker.jobs if not job.parameters["fails"]} <= {"succeeded"}
+    assert world.codes == []
+
+
+def test_groups_02_the_schedules_come_to_disorder_of_every_kind(toy: Any) -> None:
+    """Messages come twice, before others, and when what they are about is long over."""
+    counted: Counter[str] = Counter()
+    for seed in range(10):
+        world = GroupWorld(toy.spec, toy, seed, size=2 + seed % 3)
+        world.disorder = 0.4
+        play(world, 0)
+        counted += world.counted
+    assert min(counted["copies"], counted["overtakes"], counted["stale"]) > 20, counted
 
 
 @pytest.mark.seeds(60)
