@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 
 from reelwire import messages as m
 from reelwire import versions
+from reelwire.checks import shown
 from reelwire.job_spec import JobSpec
 from reelwire.spec import StreamSpec
 
@@ -110,6 +111,8 @@ class Attaching(ABC):
         name = hello.name
         if len(name) > NAME_CHARACTERS_MAX:
             return "limit", f"a name of {len(name)} characters; accepted: {NAME_CHARACTERS_MAX}"
+        if not name.isprintable():
+            return "limit", f"name: {shown(name)} isn't accepted; accepted: characters that can be shown"
         if len(self._peers) - len(replaced) >= self._config.peers_max:
             return "limit", f"{self._config.peers_max} peers are attached already"
         if isinstance(hello, m.ClientHello):

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Literal
 
+from reelwire.checks import printable
 from reelwire.messages import Failure, FromBroker
 from reelwire.spec import StreamSpec
 from reelwire.wire import Packed
@@ -229,7 +230,12 @@ def described(failure: Failure | None) -> dict[str, object]:
 
 
 def shortened(text: str) -> str:
-    """A text that others said, as it is repeated: cut where it is long."""
+    """A text that others said, as it is repeated, shown and kept: one line that is cut where it is long, and `printable`."""
+    return printable(cut(text))
+
+
+def cut(text: str) -> str:
+    """A name that a peer gave to what it asks for, as that peer is told it again: unchanged but where it is too long."""
     return text if len(text) <= TEXT_CHARACTERS_MAX else f"{text[:TEXT_CHARACTERS_MAX]}... ({len(text)} characters)"
 
 

@@ -42,6 +42,8 @@ def place_objection(hello: WorkerHello, place: Membership) -> Objection | None:
     for name, text in texts.items():
         if len(text) > NAME_CHARACTERS_MAX:
             return "limit", f"group: {name} has {len(text)} characters; accepted: {NAME_CHARACTERS_MAX}"
+        if not text.isprintable():
+            return "malformed", f"group: {name} is {shown(text)}; accepted: characters that can be shown"
     if not place.group:
         return "malformed", "group: a group has a name"
     if not 1 <= place.world <= RANKS_MAX:

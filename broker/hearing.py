@@ -18,7 +18,7 @@ from . import report
 from . import transitions as t
 from .attaching import Attaching
 from .config import BrokerConfig
-from .desk import short, shortened
+from .desk import cut, short
 from .events import Received
 from .job_record import Saved
 from .jobs import Jobs
@@ -178,7 +178,7 @@ class Hearing(Attaching):
         if isinstance(refused, Failure):
             self._desk.counters["sessions_refused"] += 1
             self._desk.log("info", "session_refused", failure=refused.kind, reason=refused.message)
-            self._desk.send(peer, m.SessionRefused(shortened(request.key), short(refused)))
+            self._desk.send(peer, m.SessionRefused(cut(request.key), short(refused)))
             return
         self._opened += 1
         name = f"{self._opened}-{hashlib.blake2b(entropy, digest_size=4, person=b'session').hexdigest()}"

@@ -23,7 +23,7 @@ from reelwire.parts import KEY_CHARACTERS_MAX
 from reelwire.spec import Plain
 
 from .actions import CheckOutput, ImportFile, InspectFile
-from .desk import short, shortened
+from .desk import cut, short
 from .events import FileDone, Received
 from .job import Job
 from .job_base import JobBase
@@ -251,7 +251,7 @@ class Admission:
     def _refuse(self, peer: Peer, request: m.SubmitJob, failure: Failure) -> None:
         """Nothing was begun yet."""
         self._at.desk.count("jobs_refused", key=request.key, failure=failure.kind, reason=failure.message)
-        self._at.desk.send(peer, m.JobRefused(short(failure), shortened(request.key)))
+        self._at.desk.send(peer, m.JobRefused(short(failure), cut(request.key)))
 
     # --- its files -----------------------------------------------------------------------------------------------------
 

@@ -20,7 +20,7 @@ from reelwire.checks import shown
 from reelwire.job_parts import FILE_NAME
 from reelwire.messages import Failure
 
-from .desk import short, shortened
+from .desk import cut, short
 from .job_desk import JobDesk
 from .job_incoming import Taker
 from .job_quota import Giving, Quota
@@ -184,7 +184,7 @@ class Uploads:
 
     def _refuse(self, peer: Peer, name: str, failure: Failure) -> None:
         self._at.desk.count("uploads_refused", peer=peer.name, reason=failure.message)
-        self._at.desk.send(peer, m.UploadRefused(shortened(name), short(failure)))
+        self._at.desk.send(peer, m.UploadRefused(cut(name), short(failure)))
 
     def _drop(self, peer: Peer, name: str) -> None:
         takers = self._coming.get(peer, {})

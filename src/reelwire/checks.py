@@ -62,3 +62,11 @@ def shown(value: object) -> str:
         return f"an integer of {value.bit_length()} bits"  # Python refuses to write the longest ones
     text = repr(value)
     return text if len(text) <= 100 else f"{text[:97]}..."
+
+
+def printable(text: str) -> str:
+    """A text of somebody else in one line that does nothing to a terminal: blanks for line ends, escapes for all control."""
+    if text.isprintable():
+        return text
+    line = " ".join(text.split())
+    return "".join(each if each.isprintable() else repr(each)[1:-1] for each in line)

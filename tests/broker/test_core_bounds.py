@@ -145,3 +145,36 @@ def test_streaming_12_one_clients_sessions_end_without_the_others(rig: Any) -> N
     session = staying.open()
     leaving.say(m.Goodbye())
     assert list(rig.core.sessions) == [session]
+
+
+ANGRY = "it \x1b[31mbroke\x1b[0m\x07\r\n  at line 2\x9b2J\u202e"
+CALM = "it \\x1b[31mbroke\\x1b[0m\\x07 at line 2\\x9b2J\\u202e"
+
+
+def test_what_stages_and_workers_say_is_harmless_to_terminals(rig: Any) -> None:
+    """What raised chose the words: log, status and client have them in one line, with control characters as escapes."""
+    worker, client = rig.worker(), rig.client()
+    session = client.open(chunks=3)
+    client.submit(session, 0)
+    worker.fail("encode", ANGRY)
+    rig.turn()
+    assert client.ended(session).failure.message == CALM
+    other = client.open("again", chunks=3)
+    worker.say(m.StageFailed("", "encode", 0, 0, "build", None, m.Failure("stage", ANGRY)))
+    assert CALM in [stage["failure"] for stage in rig.core.status()["workers"][0]["stages"]]
+    worker.say(m.Goodbye(ANGRY))
+    rig.turn()
+    assert CALM in client.ended(other).failure.message
+    said = [value for log in rig.logs for value in log.fields.values() if isinstance(value, str)]
+    assert sum(CALM in value for value in said) >= 3
+    assert all(value.isprintable() for value in said)
+
+
+def test_a_name_of_a_peers_own_comes_back_as_it_was(rig: Any) -> None:
+    """Whoever asks under a key that no terminal shows finds the answer to it; a name of a peer is shown, and must be shown."""
+    client = rig.client()
+    client.say(m.OpenSession(ANGRY, "no such pipeline", 1))
+    assert client.last(m.SessionRefused).key == ANGRY
+    other = rig.client(b"other", name=ANGRY)
+    assert other.attachment == 0
+    assert "characters that can be shown" in other.last(m.Rejected).message

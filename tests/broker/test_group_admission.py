@@ -23,6 +23,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
     "no name": ({"group": ""}, "malformed", "a group has a name"),
     "a long name": ({"group": "g" * 300}, "limit", "group has 300 characters; accepted: 256"),
     "a long fingerprint": ({"fingerprint": "f" * 300}, "limit", "fingerprint has 300 characters; accepted: 256"),
+    "a name for no terminal": ({"group": "g\x1b[2J"}, "malformed", "group is 'g\\x1b[2J'; accepted: characters that"),
     "an empty world": ({"size": 0}, "malformed", "world is 0; accepted: 1 to 1024"),
     "a huge world": ({"size": 5000}, "malformed", "world is 5000; accepted: 1 to 1024"),
     "a rank beyond": ({"rank": 2}, "malformed", "rank is 2; accepted: 0 to 1"),

@@ -282,13 +282,13 @@ def test_groups_13_a_job_whose_groups_are_lost_too_often_fails(shop: Shop) -> No
 
 
 def test_groups_13_a_job_that_raises_fails_at_once(shop: Shop) -> None:
-    """Its reason is the worker's, it isn't tried again, and the group takes the next job."""
+    """Its reason is the worker's, fit to be shown; it isn't tried again, and the group takes the next job."""
     client, worker, run = begun(shop)
     client.accepted("k2")
-    worker.say(m.JobEnded(run.job, 1, "failed", Failure("stage", "out of memory at this size " + "x" * 1000)))
+    worker.say(m.JobEnded(run.job, 1, "failed", Failure("stage", "out of memory\x1b[2J, " + "x" * 1000)))
     failure = client.info(run.job).failure
     assert failure is not None
-    assert failure.message.startswith("out of memory")
+    assert failure.message.startswith("out of memory\\x1b[2J, x")
     assert len(failure.message) < 600
     assert [one.attempt for one in worker.runs] == [1, 1]
     worker.say(m.JobEnded(worker.runs[1].job, 1, "failed"))
