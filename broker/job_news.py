@@ -44,7 +44,7 @@ def info_of(at: JobDesk, job: JobBase, position: int | None = None) -> JobInfo:
     is_running = phase == "running"
     waits_for = ""
     if phase == "queued":
-        waits_for = "worker" if at.spec(record.kind) is None else "group"
+        waits_for = "broker" if at.draining else "worker" if at.spec(record.kind) is None else "group"
     elif job.state == "unstored":
         waits_for = job.unstored_for
     elif is_running and pace.is_streaming:

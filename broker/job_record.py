@@ -38,7 +38,7 @@ class JobRecord:
         output: where its result is to be written to as well; empty: nowhere.
         standing: see `Standing`.
         attempt: the newest attempt, from 1; 0: none was begun.
-        losses: how many attempts ended with the loss of their group.
+        losses: how many attempts ended with the loss of their workers, those aside that came back.
         checkpoint: the newest state to go on from.
         checkpoint_step: the step that it stands at.
         result: what it has made.

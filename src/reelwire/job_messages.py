@@ -48,8 +48,9 @@ class SubmitJob:
     """Ask for a job.
 
     Attributes:
-        key: chosen by the client, unique for all time: submitting twice under one key gives one job. Another request under
-            it is refused: another kind, other parameters, files or output. Another priority isn't: the first one holds.
+        key: chosen by the client, unique for all time: submitting twice under one key gives one job, as long as that is
+            remembered. Another request under it is refused: another kind, other parameters, files or output. Another
+            priority isn't: the first one holds.
         kind: name of a `JobSpec`.
         parameters: values that the kind names.
         media: name of an input to its files.

@@ -78,9 +78,10 @@ class JobInfo:
         left_s: seconds until the stage ends, as far as can be told; None when it can't.
         attempt: which attempt runs or ran, from 1; 0: none was begun.
         checkpoint_step: the newest step that it can go on from, counted over all stages; -1: none.
-        waits_for: while it is queued: ``group`` (all that do its kind are busy) or ``worker`` (none is attached); while it
-            runs: ``streaming`` when chunks of streams run in between at this moment; while its result is encoded and taken:
-            ``room`` (the broker has none for it yet) or ``worker`` (which doesn't send it).
+        waits_for: while it is queued: ``group`` (all that do its kind are busy), ``worker`` (none is attached) or ``broker``
+            (this one stops, and begins nothing); while it runs: ``streaming`` when chunks of streams run in between at this
+            moment; while its result is encoded and taken: ``room`` (the broker has none for it yet) or ``worker`` (which
+            doesn't send it).
         submitted_s: seconds since it was submitted.
         ended_s: seconds since it ended; None while it hasn't.
         result_bytes: size of its result; 0 when there is none.

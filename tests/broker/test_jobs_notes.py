@@ -101,6 +101,7 @@ def test_a_job_that_waits_at_a_broker_that_stops_is_noted(shop: Shop) -> None:
     shop.turn()
     (told,) = client.take(m.JobChanged)
     assert told.job.note.startswith("the broker stops")
+    assert told.job.waits_for == "broker"
     worker.fail(worker.runs[0])
     assert len(worker.runs) == 1
     assert client.info(jobs[1]).note.startswith("the broker stops")
