@@ -14,6 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from reelwire import wire
+from reelwire.checks import printable
 from reelwire.errors import RequestError, WireError
 from reelwire.messages import (
     Applied,
@@ -286,9 +287,8 @@ def said(error: BaseException) -> str:
 
 
 def short(text: str) -> str:
-    """A text that can be sent, cut where it is long."""
-    # A lone surrogate has no UTF-8, and the message has to travel whatever is in it.
-    text = text.encode("utf-8", "replace").decode()
+    """A text that can be sent, which a lone surrogate can't, and be shown on any terminal; cut where it is long."""
+    text = printable(text[: MESSAGE_CHARS_MAX + 1])
     return text if len(text) <= MESSAGE_CHARS_MAX else text[: MESSAGE_CHARS_MAX - 3] + "..."
 
 

@@ -362,15 +362,16 @@ def test_memory_of_the_device_is_given_back_only_when_it_was_full(
 
 
 def test_a_long_or_broken_message_still_travels(threads: Any) -> None:
-    """An exception's text is cut, and what has no UTF-8 is replaced."""
+    """An exception's text is cut, and what has no UTF-8, or isn't for terminals, is written as an escape."""
     pipeline = load(PIPELINE, {})
 
     def build(stage: str, device: str) -> Any:
-        raise RuntimeError("\ud800" + "x" * 100_000)
+        raise RuntimeError("\ud800\x1b[2J\n" + "x" * 100_000)
 
     reply = threads.start(types.SimpleNamespace(spec=pipeline.spec, array_library="numpy", build=build)).reply
     assert isinstance(reply, StageFailed)
     assert len(reply.failure.message) == 2000
+    assert reply.failure.message.startswith(r"RuntimeError: \ud800\x1b[2J xxx")
     wire.decode(wire.encode(reply, 1), wire.TO_BROKER, wire.Limits())
 
 
