@@ -145,17 +145,16 @@ def test_what_a_kind_of_job_takes_is_said_in_words() -> None:
 
 def test_what_is_remarkable_about_a_job_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
     """Beside its result: such as that it couldn't be written to where it was wanted on the broker's machine."""
-
-    class Noted(JobStatus):
-        note = "not written: no room"
-
-    status = Noted("7-ab", "k", "succeeded", result_bytes=3, suffix=".mp4")
+    note = "not written: no room"
+    status = JobStatus("7-ab", "k", "succeeded", result_bytes=3, suffix=".mp4", note=note)
     _print_jobs({"jobs": {"states": {"succeeded": 1}}}, [status])
-    assert f"3 bytes; {Noted.note}" in capsys.readouterr().out
+    assert f"3 bytes; {note}" in capsys.readouterr().out
     report([row_of(status, out="a.mp4")], as_json=False)
-    assert Noted.note in capsys.readouterr().out
+    assert note in capsys.readouterr().out
     report([row_of(status)], as_json=True)
-    assert json.loads(capsys.readouterr().out)[0]["note"] == Noted.note
+    assert json.loads(capsys.readouterr().out)[0]["note"] == note
+    waiting = JobStatus("7-ab", "k", "encoding", waits_for="room", note="there is no room for it")
+    assert said_of(waiting, with_note=True) == "encoding, waits for room (there is no room for it)"
 
 
 def test_nobody_listening_is_exit_code_3(reelwire: Reelwire) -> None:
@@ -285,7 +284,11 @@ def test_up_starts_a_group_that_does_jobs(reelwire: Reelwire, tmp_path: Path) ->
             ["--workers", "1"],
             ["workers: is given beside [[workers]] or [[groups]]"],
         ),
-        ('[[groups]]\nname = "e"\nworld = 2\n[[groups]]\nname = "e"\nworld = 2\n', [], ["'e-0' is taken twice"]),
+        (
+            '[[groups]]\nname = "e"\nworld = 2\n[[groups]]\nname = "e"\nworld = 2\n',
+            [],
+            ["groups[2].name: 'e' is that of groups[1]"],
+        ),
     ],
 )
 def test_wrong_groups_of_up(here: Reelwire, tmp_path: Path, text: str, flags: list[str], words: list[str]) -> None:

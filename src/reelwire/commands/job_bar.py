@@ -33,13 +33,15 @@ def job_bar(title: str, *, quiet: bool = False) -> Iterator[Moved]:
         task = bar.add_task(title, total=None, said="")
 
         def moved(status: JobStatus) -> None:
-            bar.update(task, total=status.steps or None, completed=status.step, said=_said_with_note(status))
+            bar.update(task, total=status.steps or None, completed=status.step, said=said_of(status, with_note=True))
 
         yield moved
 
 
-def said_of(status: JobStatus) -> str:
-    """Where a job stands, in words."""
+def said_of(status: JobStatus, *, with_note: bool = False) -> str:
+    """Where a job stands, in words; and on demand what else is to be known of it."""
+    if with_note and status.note:
+        return f"{said_of(status)} ({status.note})"
     if status.state == "queued":
         waits = f", waits for a {status.waits_for}" if status.waits_for else ""
         return f"queued, {status.position} before it{waits}"
@@ -53,16 +55,6 @@ def said_of(status: JobStatus) -> str:
     if status.waits_for:
         parts.append(f"gives way to {status.waits_for}")
     return "  ".join(parts)
-
-
-def note_of(status: JobStatus) -> str:
-    """What else is to be known of a job, beside where it stands and why it has failed; empty when nothing is."""
-    return str(getattr(status, "note", ""))
-
-
-def _said_with_note(status: JobStatus) -> str:
-    note = note_of(status)
-    return f"{said_of(status)} ({note})" if note else said_of(status)
 
 
 def duration(seconds: float) -> str:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import JobError, ReelwireError, RequestError
-from .job_bar import job_bar, note_of, said_of
+from .job_bar import job_bar, said_of
 from .shared import print_json, print_table, tell
 
 if TYPE_CHECKING:
@@ -86,8 +86,7 @@ def written(job: Job, status: JobStatus, out: Path) -> dict[str, Any]:
 
 def row_of(status: JobStatus, **more: object) -> dict[str, Any]:
     """What is said of a job that has ended."""
-    note = note_of(status)
-    return {"job": status.job, "state": status.state, **more, **({"note": note} if note else {})}
+    return {"job": status.job, "state": status.state, **more, **({"note": status.note} if status.note else {})}
 
 
 def report(rows: Sequence[dict[str, Any]], *, as_json: bool) -> None:

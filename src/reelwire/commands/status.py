@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from .job_bar import duration, note_of, said_of
+from .job_bar import duration, said_of
 from .job_kinds import plain_kinds, print_details, print_kinds
 from .shared import ConfigFile, Endpoint, Json, load_settings, print_json, print_table, tell
 
@@ -154,7 +154,7 @@ def _print_jobs(state: Mapping[str, Any], jobs: Sequence[JobStatus]) -> None:
 def _outcome(job: JobStatus) -> str:
     parts = [
         job.failure.message if job.failure else f"{job.result_bytes} bytes" if job.result_bytes else "",
-        note_of(job),
+        job.note,
     ]
     return "; ".join(part for part in parts if part) or "-"
 
