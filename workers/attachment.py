@@ -205,7 +205,9 @@ class Attachment(ABC):
             case "conflict":
                 return self._stop(2, message.message)
             case "unknown_peer" | "malformed" if self._state == "greeting":
-                return []  # said about something from before the hello
+                if message.code == "malformed":
+                    self._refusal = message.message
+                return []  # said about something from before the hello; if not, what is said last tells why it never ended
             case "limit" if self._state == "greeting":
                 self._hello_at, self._refusal = now + self._backoff(now), message.message
                 return [Log("warning", "rejected", {"code": message.code, "reason": message.message})]

@@ -81,7 +81,8 @@ class WorkerHello:
 
     Attributes:
         version: of reelwire.
-        name: chosen by whoever started it; a new hello under an old name replaces the old worker.
+        name: chosen by whoever started it; a new hello under an old name replaces the old worker, but no rank that is another
+            process, and is heard.
         device: such as ``cpu`` or ``cuda:0``.
         specs: what its stages belong to.
         stages: its actors.

@@ -238,13 +238,15 @@ def test_groups_07_a_worker_comes_at_once_to_each_broker_that_is_started_anew(ri
 
 
 def test_a_rejection_of_before_the_hello_is_ignored(rig: Any) -> None:
-    """While greeting, an unknown peer is what one is."""
-    worker = rig()
+    """While greeting, an unknown peer is what one is; only if no welcome ever comes it was about the hello, and is told."""
+    worker = rig(connect_timeout_s=30.0)
     worker.start()
     assert worker.hear(Rejected("unknown_peer", "late"), attachment=0) == []
     assert worker.hear(Rejected("malformed", "late"), attachment=0) == []
     worker.hear(Rejected("version", "no"), attachment=3)
-    assert worker.stopped is None, "said to an attachment that isn't ours"
+    assert not worker.stopped, "said to an attachment that isn't ours"
+    worker.tick(30.0)
+    assert worker.stopped.reason == "the broker hasn't taken this worker for 30 s; it said last: late"
 
 
 def test_a_full_broker_is_asked_again(rig: Any) -> None:
