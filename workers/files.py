@@ -10,6 +10,7 @@ shared memory is (`segment_files`), so that what a dead process left is found by
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import stat
@@ -130,6 +131,15 @@ class Files:
         except (OSError, ValueError) as error:
             yield FileGone(file, f"it isn't at its worker any more: {error}")
 
+    def adopt(self, part: Path, job: str, attempt: int, role: FileRole, offer: FileOffer) -> None:
+        """A file was made for an attempt, under another name: here, so that nobody drops it before it is held.
+
+        Raises:
+            OSError: it can't be named.
+        """
+        part.replace(self.folder / offer.file)
+        self.hold(job, attempt, role, offer)
+
     def hold(self, job: str, attempt: int, role: FileRole | None, offer: FileOffer) -> None:
         """A file in the folder was made for an attempt."""
         self._holders.setdefault(offer.file, set()).add((job, attempt, role))
@@ -144,9 +154,10 @@ class Files:
                 self._holders[file] = left
                 continue
             del self._holders[file]
-            if fetched := self._fetched.pop(file, None):
-                fetched.drop()
-            (self.folder / file).unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # what can't be removed is in nobody's way
+                if fetched := self._fetched.pop(file, None):
+                    fetched.drop()
+                (self.folder / file).unlink(missing_ok=True)
 
     def close(self) -> None:
         """Remove everything; a thread that hangs may still be at it."""
@@ -163,7 +174,8 @@ class Files:
             return ""
         own = self.folder / offer.file
         if offer.nbytes == 0 and offer.file == hashlib.sha256().hexdigest():
-            own.touch(0o600)  # no part of it ever comes
+            with contextlib.suppress(OSError):  # then it is missing
+                own.touch(0o600)  # no part of it ever comes
         for path in (str(own), offer.path):
             if path and self._holds(path, offer):
                 return path

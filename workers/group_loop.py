@@ -13,6 +13,7 @@ import os
 import time
 from collections.abc import Iterator, Sequence
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, assert_never
 
 import structlog
@@ -26,7 +27,6 @@ from reelwire.messages import (
     FileGone,
     FileOffer,
     FilePart,
-    FileRole,
     InitializeStage,
     Member,
     Membership,
@@ -315,9 +315,6 @@ class Together:
             return TakenIn(time.monotonic(), body, failure)
         return TakenIn(time.monotonic(), body.with_artifacts(artifacts))
 
-    def _hold(self, job: str, attempt: int, role: FileRole | None, offer: FileOffer) -> None:
-        self._chores.do(partial(self._files.hold, job, attempt, role, offer))
-
     def _with_files(
         self, action: FindFiles | WritePart | SendParts | WriteCheckpoint | DropFiles, connection: int
     ) -> None:
@@ -354,7 +351,7 @@ class Together:
     def _make_result(self, action: MakeResult) -> None:
         job, attempt, output = action.job, action.attempt, action.output
         try:
-            offer = write_result(self._files.folder, action.suffix, output)
+            part, offer = write_result(self._files.folder, action.suffix, output)
         except Exception as error:  # noqa: BLE001  whatever the encoder raises fails the job, not the worker
             if isinstance(error, OSError):
                 failure = cannot_keep(error)
@@ -363,5 +360,13 @@ class Together:
                 failure = Failure("stage", short(f"the result can't be written: {text}"))
             self._loop.post(ResultMade(time.monotonic(), job, attempt, None, failure=failure))
             return
-        self._hold(job, attempt, "result", offer)
-        self._loop.post(ResultMade(time.monotonic(), job, attempt, offer, dict(output.facts)))
+        self._chores.do(partial(self._adopt_result, action, part, offer))
+
+    def _adopt_result(self, action: MakeResult, part: Path, offer: FileOffer) -> None:
+        job, attempt = action.job, action.attempt
+        try:
+            self._files.adopt(part, job, attempt, "result", offer)
+        except OSError as error:
+            self._loop.post(ResultMade(time.monotonic(), job, attempt, None, failure=cannot_keep(error)))
+        else:
+            self._loop.post(ResultMade(time.monotonic(), job, attempt, offer, dict(action.output.facts)))

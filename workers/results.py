@@ -17,13 +17,16 @@ if TYPE_CHECKING:
     from reelwire.pipeline.job import JobOutput
 
 
-def write_result(folder: Path, suffix: str, output: JobOutput) -> FileOffer:
-    """Write frames into a file of the folder, named by its SHA-256; equal frames give equal bytes.
+def write_result(folder: Path, suffix: str, output: JobOutput) -> tuple[Path, FileOffer]:
+    """Write frames into a file of the folder; equal frames give equal bytes.
 
     Args:
         folder: where.
         suffix: ``.mp4``: a clip of all frames, as `media.VideoWriter` has it; ``.png``: a picture of the first.
         output: frames uint8 [frames, height, width, 3], and how fast they follow.
+
+    Returns:
+        The file under a name that is nobody else's, and what it is offered as: `Files.adopt` gives it that name.
 
     Raises:
         RequestError: the encoder refuses them.
@@ -38,11 +41,10 @@ def write_result(folder: Path, suffix: str, output: JobOutput) -> FileOffer:
                 video.write(output.frames)
         with part.open("rb") as file:
             digest, nbytes = digest_of(file.fileno())
-        path = folder / digest
-        part.replace(path)
-    finally:
+    except BaseException:
         part.unlink(missing_ok=True)
-    return FileOffer(digest, str(path), nbytes)
+        raise
+    return part, FileOffer(digest, str(folder / digest), nbytes)
 
 
 def _write_picture(path: Path, frame: media.Pixels) -> None:

@@ -170,14 +170,18 @@ class VideoWriter:
             self._container.mux(self._stream.encode(None))
             self._container.close()
             self._part.replace(self.path)
-        finally:
-            self._part.unlink(missing_ok=True)
+        except BaseException:
+            self.abort()
+            raise
 
     def abort(self) -> None:
         """Drop everything; a file that was there before stays as it was."""
         self._ended = True
         if self._container is not None:
-            self._container.close()
+            from av.error import FFmpegError
+
+            with suppress(FFmpegError):  # what is dropped can't be finished where the disk is full
+                self._container.close()
         self._part.unlink(missing_ok=True)
 
     def __enter__(self) -> Self:

@@ -10,11 +10,19 @@ import pytest
 
 from reelwire import media
 from reelwire.errors import RequestError
+from reelwire.messages import FileOffer
 from reelwire.pipeline.job import JobOutput
+from reelwire.workers import results
 from reelwire.workers.emulated import Shown, draw, read
-from reelwire.workers.results import write_result
 
 CLIP = draw(Shown(40, (), 0xDEADBEEF), 5, 96, 128)
+
+
+def write_result(folder: Path, suffix: str, output: JobOutput) -> FileOffer:
+    """Under the name that it is offered by."""
+    part, offer = results.write_result(folder, suffix, output)
+    part.replace(offer.path)
+    return offer
 
 
 @pytest.mark.parametrize("suffix", [".mp4", ".png"])
@@ -49,4 +57,17 @@ def test_what_the_encoder_refuses_leaves_no_file(tmp_path: Path) -> None:
     """A rate of frames that no file has."""
     with pytest.raises(RequestError, match="fps"):
         write_result(tmp_path, ".mp4", JobOutput(CLIP, 5000.0))
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("suffix", "shape"), [(".mp4", (200, 16, 256)), (".mp4", (12, 256, 256)), (".png", (1, 512, 512))]
+)
+def test_groups_13_a_full_disk_is_told_and_leaves_nothing(
+    tmp_path: Path, full_disk: None, suffix: str, shape: tuple[int, int, int]
+) -> None:
+    """Whether it is full while frames are written or at the end of the file: the room is free again at once."""
+    noise = np.random.default_rng(0).integers(0, 256, (*shape, 3), np.uint8)
+    with pytest.raises(OSError, match="File too large"):
+        write_result(tmp_path, suffix, JobOutput(noise))
     assert not list(tmp_path.iterdir())

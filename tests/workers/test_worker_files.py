@@ -175,6 +175,34 @@ def test_only_what_is_named_is_dropped(files: Files) -> None:
     assert not (files.folder / offers[2].file).exists()
 
 
+def test_what_another_attempt_drops_is_not_lost_to_whoever_makes_it_again(files: Files) -> None:
+    """Equal results have one name; the second comes by it only when it is held."""
+    made = offer(b"result")
+    for attempt in (1, 2):
+        (files.folder / f"part-{attempt}").write_bytes(b"result")
+    files.adopt(files.folder / "part-1", "j", 1, "result", made)
+    files.drop("j", 1)
+    assert not (files.folder / made.file).exists()
+    files.adopt(files.folder / "part-2", "j", 2, "result", made)
+    files.drop("j", 1)
+    assert (files.folder / made.file).read_bytes() == b"result"
+    files.drop("j", 2)
+
+
+def test_a_file_that_can_not_be_removed_or_made_ends_nothing(files: Files) -> None:
+    """Another one is in its place: it stays, and what comes after it is done."""
+    one, two, empty = offer(b"1"), offer(b"2"), offer(b"")
+    for each in (one, two):
+        files.hold("j", 1, "result", each)
+    (files.folder / one.file).mkdir()
+    (files.folder / two.file).write_bytes(b"2")
+    files.drop("j", 1)
+    assert not (files.folder / two.file).exists()
+    (files.folder / one.file).rmdir()
+    (files.folder / empty.file).symlink_to(files.folder / "nowhere" / "else")
+    assert files.find(run(empty))[1] == (empty,)
+
+
 def test_files_of_a_job_are_gone_through_in_one_order() -> None:
     """All ranks share them in that order: inputs by name, then the checkpoint."""
     a, b, c = (offer(bytes([number])) for number in range(3))
