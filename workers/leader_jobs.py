@@ -299,9 +299,12 @@ class LeaderJobs:
         return self._tell(attempt, attempt.progress)
 
     def succeeded(self, output: JobOutput) -> list[AnyAction]:
-        """All ranks have come to the end of the current job."""
-        attempt, self.current = self.current, None
+        """All ranks have come to the end of the current job; of one that was to end there in any case nothing is made."""
+        attempt = self.current
         assert attempt is not None, "the end of no job"
+        if attempt.is_stopped:
+            return self.closed()
+        self.current = None
         attempt.state, attempt.moved_at = "encoding", self.now
         attempt.progress = JobProgress(*attempt.key, "encoding")
         make = MakeResult(*attempt.key, self._suffixes[attempt.run.kind], output)

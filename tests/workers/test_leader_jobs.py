@@ -303,6 +303,20 @@ def test_groups_11_a_running_job_is_cancelled_at_its_next_yield(toy: Any) -> Non
     assert rig.order is None
 
 
+def test_groups_11_a_cancel_during_the_last_step_takes_effect_at_its_end(toy: Any) -> None:
+    """Nothing is encoded of what nobody wants any more."""
+    for word in (m.StopJob("j", 1), m.ForgetJob("j", 1)):
+        rig = LeadRig(toy.spec).formed()
+        rig.running()
+        rig.hear(word)
+        rig.sent.clear()
+        rig.settle(output=OUTPUT)
+        assert not rig.wanted(MakeResult)
+        assert [each.state for each in rig.take(m.JobEnded)] == ["cancelled"] * isinstance(word, m.StopJob)
+        assert DropFiles("j", 1) in rig.wanted(DropFiles)
+        assert rig.order is None
+
+
 @pytest.mark.parametrize("state", ["unknown", "finding", "fetching", "ready"])
 def test_groups_11_a_job_that_has_not_begun_is_cancelled_at_once(toy: Any, state: str) -> None:
     """No rank is asked for anything; one that nobody knows is answered as well."""
