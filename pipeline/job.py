@@ -5,7 +5,8 @@ may run between any two of them, a cancel or a checkpoint may come there, and no
 
 What runs in between runs on the same thread: a generator holds no context of torch's (`inference_mode`, a stream) while it
 yields. And the worker's signs of life come from another thread of the process: a single call that keeps the interpreter for
-itself for seconds, as some of numpy do with huge arrays, looks like a dead rank.
+itself for longer than the broker waits for them (its settings ``heartbeat_s`` times ``missed``, 3 s) looks like a dead rank.
+Calls of torch, and most of numpy, let it go.
 """
 
 from __future__ import annotations
@@ -65,7 +66,8 @@ class JobOutput:
     """What a job has made; of rank 0 alone it counts.
 
     Attributes:
-        frames: uint8 [frames, height, width, 3], RGB; of one frame a picture is made.
+        frames: uint8 [frames, height, width, 3], RGB; of one frame a picture is made. They are encoded after the end of the
+            generator, while the next job runs: nobody writes to them any more.
         fps: frames per second.
         facts: small plain values that go to the client.
     """

@@ -227,7 +227,7 @@ class GroupThread(WorkThread[Order]):
         if isinstance(order, LoadJobs):
             return
         if isinstance(order, StartJob | StepJob) and self._work is not None:
-            with contextlib.suppress(Exception):  # it has raised already, and its first error is told
+            with contextlib.suppress(BaseException):  # it has raised already, and its first error is told
                 self._work.close()
         elif self._config.world > 1:
             gc.collect()  # the connections of a group close with the last reference to it, and errors hold some in cycles

@@ -173,6 +173,8 @@ def _check_step(spec: JobSpec, step: JobStep) -> None:
     counts = (step.step, step.steps)
     if any(type(count) is not int for count in counts) or not 0 <= step.step <= step.steps <= STEPS_MAX:
         raise ValueError(f"{spec.name} is at step {step.step!r} of {step.steps!r} of {step.stage}")
+    if step.state is not None and not callable(step.state):
+        raise ValueError(f"{spec.name} has a {type(step.state).__name__} as its state; accepted: a function, or None")
 
 
 def _checked_output(spec: JobSpec, output: Any, *, counts: bool) -> JobOutput:

@@ -338,6 +338,7 @@ def steps_of(*steps: Any, output: Any = None) -> Callable[[Any], Any]:
         (steps_of(JobStep("denoise", 2, 1)), "step 2 of 1"),
         (steps_of(JobStep("denoise", HALF, 1)), "step 0.5"),
         (steps_of(JobStep("denoise", 10**30, 10**31)), "step 10{30} of 10{31}"),
+        (steps_of(JobStep("denoise", 0, 1, HALF)), "has a float as its state"),
         (steps_of(output="a clip"), "ends with a str"),
         (steps_of(output=JobOutput(LIST)), "made a list"),
         (steps_of(output=JobOutput(FRAMES[0])), r"made uint8\[4, 4, 3\]"),
@@ -387,6 +388,24 @@ def test_a_job_that_can_not_be_closed_is_gone_all_the_same(group: Group) -> None
     group.begin(jobs_of(run))
     group.start(run_job())
     assert "a pointer is lost" in group.failure(CloseJob())
+    assert group.start(run_job()).failure is None
+    group.failure(CloseJob())
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), SystemExit(3), OSError("no")])
+def test_a_job_that_raises_again_when_it_is_closed_has_failed_once(group: Group, error: BaseException) -> None:
+    """By what it raised first; whatever it raises, the thread lives and does the next job."""
+
+    def run(_: Any) -> Any:
+        try:
+            yield JobStep("denoise", 0, 1)
+            yield "nonsense"
+        finally:
+            raise error
+
+    group.begin(jobs_of(run))
+    group.start(run_job())
+    assert "yields a str" in group.failure(StepJob())
     assert group.start(run_job()).failure is None
     group.failure(CloseJob())
 
