@@ -135,9 +135,12 @@ class Disk:
                 return FileDone(now, action.ticket)
             case a.CheckOutput():
                 is_right = action.path.startswith("/out/") and action.path.endswith(action.suffix)
+                is_right = is_right and action.path not in self.outside
                 return FileDone(now, action.ticket, None if is_right else Failure("request", "can't be written"))
             case a.ExportFile():
-                self.outside[action.path] = self.files[action.file]
+                data_ = self.files[action.file]
+                if self.outside.setdefault(action.path, data_) != data_:
+                    return FileDone(now, action.ticket, Failure("request", "another file is there already"))
                 return FileDone(now, action.ticket)
             case a.ReadPart():
                 data_ = self.files.get(action.file, b"")

@@ -51,6 +51,10 @@ class Hand(Worker):
                     self.reply(end)
             case m.ForgetJob(job=job, attempt=attempt):
                 assert self.work.pop((job, attempt), "") is not None, "forgotten while it runs"
+            case m.CheckpointKept(job=job, step=step):
+                record = self.shop.disk.records.get(job)
+                if record is not None and record.standing not in ENDED:
+                    assert record.checkpoint_step >= step, "a checkpoint that isn't durable"
             case m.WantFile() if message.file not in self.files:
                 self.reply(m.FileGone(message.file, "lost"))
             case m.WantFile() if self.chaos.random.random() < 0.1:
@@ -283,6 +287,9 @@ class Chaos:
         """The broker dies; clients and workers find the next one."""
         self.look()
         self.check_nothing_lost()
+        for _ in range(self.random.randrange(4)):  # the store may have done what it couldn't say any more
+            if self.shop.disk.errands:
+                self.shop.disk.do_one(self.shop.now)
         self.shop = self.shop.restart(self.random.randrange(4))
         self.set_up()
         for client in self.clients:
@@ -378,6 +385,8 @@ class Chaos:
         open_ = [job.id for job in shop.jobs._at.keys.values() if job.state not in ENDED]
         assert not open_, "jobs that never end"
         for job in list(shop.jobs._at.ended.values()):
+            if job.state == "succeeded" and job.record.output and "output_error" not in job.record.facts:
+                assert shop.disk.outside[job.record.output] == self.result(job.id), "another result was written"
             if job.state == "succeeded" and job.record.result is not None:
                 assert shop.disk.files[job.record.result.file] == self.result(job.id)
         for client in self.clients:
