@@ -140,6 +140,7 @@ class JobBase(ABC):
         assert (state == "ending" or state in ENDED) == (record.standing in ENDED), f"{self.id} has ended, or not"
         assert state not in AT_WORK or record.standing == "running", f"{self.id} is {state}, its record isn't"
         assert record.standing not in ENDED or not self.files, f"{self.id} has ended, and keeps files"
+        assert len(self._missed) <= record.losses, f"{self.id} has lost more than it counts"
         assert not self.request.files or state == "checking", f"{self.id} was checked, and keeps files"
         held = [*self.request.files, *self.kept]
         if state == "exporting" and self._result is not None:
