@@ -117,7 +117,8 @@ def work(what: str, given: dict[str, Any], rank: int) -> Any:
         )
     if what == "release":
         return ReleaseStage("s", "emulated", "denoise", 1, 1)
-    condition = Artifact({"mark": 1}, tensors.get("condition", {}))
+    small = {"small": made(0, LeaderTensor("condition", "small", "uint8", (3,)))} if of_leader else {}
+    condition = Artifact({"mark": 1}, {**tensors.get("condition", {}), **small})  # the small one all are sent
     inputs = {"condition": condition, "control": Artifact({}, tensors.get("control", {}))}
     index = given["index"]
     return RunTask("s", "emulated", "denoise", 1, 1, index, inputs, index == 0, False, broadcast=of_leader)

@@ -331,12 +331,13 @@ def test_groups_01_what_the_leader_alone_was_sent_reaches_all_ranks(
     tensors += [["control", "long", "uint8", [(9 << 20) + 1]], ["control", "none", "float32", [0, 4]]]
     tensors += [["control", "one", "int64", []]]
     asked = [["tensors", "image", "uint8", [300, 400, 3]], ["handed", "memory", "bfloat16", [1 << 16]]]
-    for what, given in (("initialize", asked), ("run", tensors)):
+    small = [["condition", "small", "uint8", [3]]]
+    for what, given, all_have in (("initialize", asked, []), ("run", tensors, small)):
         answers = ranks.well(what, index=0, tensors=given)
         seen = answers[0]["seen"]
         assert all(each["seen"] == seen for each in answers)
-        assert {(artifact, name): found for artifact, name, *_, found in seen} == hashes(given)
-        assert sorted(each[:4] for each in seen) == sorted(given)
+        assert {(artifact, name): found for artifact, name, *_, found in seen} == hashes(given) | hashes(all_have)
+        assert sorted(each[:4] for each in seen) == sorted([*given, *all_have])
     ranks.close()
 
 
