@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Collection, Mapping
+from itertools import accumulate, islice
 from typing import TYPE_CHECKING
 
 from reelwire import messages as m
@@ -22,6 +24,10 @@ POSITIONS_S = 0.2
 """How often those who watch are told other positions at most: to find them all takes time in proportion to the queue."""
 ONE_BY_ONE_MAX = 8
 """For more positions than these the whole queue is gone through once."""
+LISTED_MAX = 256
+"""Jobs that one answer lists."""
+ROW_BYTES = 512
+"""More than a row of that list takes without its texts, and the rest of the message."""
 STATUS_JOBS_MAX = 64
 """Jobs that a status lists one by one: those that run."""
 OUTPUT_ERROR = "output_error"
@@ -29,13 +35,14 @@ OUTPUT_ERROR = "output_error"
 UNSTORED = {"room": "the store has no room for it", "worker": "its worker doesn't send it"}
 
 
-def info_of(at: JobDesk, job: JobBase, position: int | None = None) -> JobInfo:
+def info_of(at: JobDesk, job: JobBase, position: int | None = None, *, is_row: bool = False) -> JobInfo:
     """Where a job stands, as clients are told.
 
     Args:
         at: all jobs.
         job: which.
         position: how many jobs start before it, where that is known already.
+        is_row: it is one of many: without its facts, of which there may be many.
     """
     record, pace, phase, now = job.record, job.pace, job.phase, at.wall
     if position is None:
@@ -70,7 +77,7 @@ def info_of(at: JobDesk, job: JobBase, position: int | None = None) -> JobInfo:
         result_bytes=0 if result is None else result.nbytes,
         result_sha256="" if result is None else result.file,
         suffix=record.suffix,
-        facts=record.facts if is_known else {},
+        facts=record.facts if is_known and not is_row else {},
         failure=record.failure if is_known else None,
         note=note_of(at, job),
     )
@@ -120,8 +127,17 @@ def positions_of(at: JobDesk, jobs: Collection[str]) -> Mapping[str, int]:
     return found
 
 
+def nbytes_of(row: JobInfo) -> int:
+    """Bytes that a row of a list takes in a message at most."""
+    failure = row.failure
+    texts = [row.job, row.kind, row.key, row.client, row.stage, row.suffix, row.note]
+    if failure is not None:
+        texts += [failure.message, failure.stage, failure.field]
+    return ROW_BYTES + sum([len(text.encode()) for text in texts])
+
+
 class News:
-    """Who watches which jobs.
+    """Who watches which jobs, and who has asked for all of them.
 
     Args:
         at: all jobs.
@@ -133,6 +149,7 @@ class News:
         self._watchers: dict[str, dict[Peer, None]] = {}
         self._watched: dict[Peer, dict[str, None]] = {}
         self._told: dict[str, int] = {}
+        self._asked: list[tuple[Peer, int]] = []
         self._version = 0
         self._looks_at = 0.0
 
@@ -177,8 +194,30 @@ class News:
         """When somebody is to be told of another position, in seconds."""
         return self._looks_at if self._version != self._at.queue.version and self._told else None
 
+    def list_for(self, peer: Peer, request: int) -> None:
+        """Tell a client of all jobs, at the end of the turn: the list is made once for all that ask for it."""
+        self._asked.append((peer, request))
+
     def tell(self) -> None:
-        """Tell everybody what has changed, once for each job."""
+        """Tell everybody what has changed, once for each job, and those that have asked what there is."""
+        self._tell_watchers()
+        if self._asked:
+            asked, self._asked = self._asked, []
+            self._tell_list(asked)
+
+    def _tell_list(self, asked: list[tuple[Peer, int]]) -> None:
+        """To each client the newest jobs, as many as fit what it accepts of a message."""
+        at = self._at
+        listed = list(islice(reversed(at.jobs.values()), LISTED_MAX))
+        positions = positions_of(at, [job.id for job in listed])
+        rows = tuple(info_of(at, job, positions.get(job.id, 0), is_row=True) for job in listed)
+        sizes = list(accumulate(map(nbytes_of, rows), initial=ROW_BYTES))
+        for peer, request in asked:
+            room = min(peer.limits.header_bytes_max, peer.limits.message_bytes_max)
+            most = max(bisect_right(sizes, room) - 1, 0)
+            at.desk.send(peer, m.Jobs(request, rows[:most], len(at.jobs)))
+
+    def _tell_watchers(self) -> None:
         at = self._at
         changed, at.changed = at.changed, {}
         if not self._told:

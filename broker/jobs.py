@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from itertools import islice
 from typing import cast
 
 from reelwire import messages as m
@@ -26,13 +25,12 @@ from reelwire.tensors import Inline, TensorRef
 
 from .desk import Desk, shortened
 from .events import FileDone, PartRead, PartStored, Received
-from .fitting import fitted
 from .groups import Group, Groups
 from .job import Job
 from .job_admission import Admission
 from .job_base import JobBase
 from .job_desk import JobDesk
-from .job_news import info_of, positions_of, rows_of
+from .job_news import info_of, rows_of
 from .job_outgoing import Sending
 from .job_quota import Quota
 from .job_record import Saved, StoredFile
@@ -51,8 +49,6 @@ from .job_states import (
 from .job_uploads import Uploads
 from .peers import Peer
 
-LISTED_MAX = 256
-"""Jobs that one answer lists."""
 FETCHES_PER_CLIENT_MAX = 4
 Hears = Callable[[Peer, Received], None]
 
@@ -297,21 +293,12 @@ class Jobs:
     def _ask(self, peer: Peer, event: Received) -> None:
         message, at = event.message, self._at
         assert isinstance(message, m.AskJobs)
-        if message.job:
-            job = self._job(peer, message.job, message.request)
-            if job is not None:
-                self._desk.send(peer, m.Jobs(message.request, (info_of(at, job),), 1))
+        if not message.job:
+            self._at.news.list_for(peer, message.request)
             return
-        listed = list(islice(reversed(at.jobs.values()), LISTED_MAX))
-        positions = positions_of(at, [job.id for job in listed])
-        infos = tuple(info_of(at, job, positions.get(job.id, 0)) for job in listed)
-        while True:
-            answer = m.Jobs(message.request, infos, len(at.jobs))
-            packed, misfit = fitted(answer, peer.limits)
-            if misfit is None or not infos:
-                self._desk.send(peer, answer, packed)
-                return
-            infos = infos[: len(infos) // 2]
+        job = self._job(peer, message.job, message.request)
+        if job is not None:
+            self._desk.send(peer, m.Jobs(message.request, (info_of(self._at, job),), 1))
 
     def _watch(self, peer: Peer, event: Received) -> None:
         """A job that isn't there is asked for by AskJobs, which has an answer for that."""

@@ -312,7 +312,10 @@ class Client(ClientShell):
         return Job(self, self._link, only(self._link.call(question, timeout)))
 
     def jobs(self, timeout: float = ANSWER_TIMEOUT_S) -> list[JobStatus]:
-        """Where all jobs stand that the broker knows, newest first; of very many, the newest. Raises as `status` does."""
+        """Where all jobs stand that the broker knows, newest first; of very many, the newest.
+
+        Without their `facts`, which one job's own status has. Raises as `status` does.
+        """
         self._attached()
         return statuses(self._link.call(jobs_call, timeout))
 

@@ -167,7 +167,10 @@ class JobRefused:
 
 @dataclass(frozen=True, slots=True)
 class Jobs:
-    """The answer to AskJobs, CancelJob and DeleteJob; newest first. `total`: how many there are, if not all are listed."""
+    """The answer to AskJobs, CancelJob and DeleteJob: one job, or a list of all without their facts, newest first.
+
+    `total`: how many there are, if not all are listed.
+    """
 
     request: int
     jobs: tuple[JobInfo, ...]

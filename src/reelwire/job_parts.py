@@ -87,7 +87,7 @@ class JobInfo:
         result_bytes: size of its result; 0 when there is none.
         result_sha256: of its result.
         suffix: of its result's file.
-        facts: what the kind says of its result.
+        facts: what the kind says of its result; a list of all jobs is without.
         failure: why it has failed.
         note: what else is to be known of it, as a sentence: its result couldn't be written to where it was asked for, or isn't
             kept any more, or nothing begins it; empty: nothing.
