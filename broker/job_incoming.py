@@ -1,8 +1,9 @@
 """Files that come in parts: uploads of clients, checkpoints and results of workers.
 
 Who sends may send the parts below a grant, which is a few parts ahead of what is written; each once, in order, in full. A
-part that is anything else ends it, and so does a sender that owes parts and says nothing for `stall_s`. What clients may have
-on its way is bounded for each and for all, as it is in memory until it is written; they take turns at that.
+part that is anything else ends it, and so does a sender that owes parts and says nothing for `stall_s`. A worker's part that
+isn't the next one is passed over: when its file is asked for again, parts of the time before may still be on their way. What
+clients may have on its way is bounded for each and for all, as it is in memory until it is written; they take turns at that.
 """
 
 from __future__ import annotations
@@ -138,6 +139,8 @@ class Incoming:
         """Take a part in; False when nobody waits for it."""
         receiving = self._coming.get((peer, name))
         if receiving is None:
+            return False
+        if receiving.by == "job" and not receiving.next == index < receiving.granted:
             return False
         reason = _objection(receiving, index, data)
         if reason:

@@ -146,7 +146,7 @@ class Jobs:
             if job is not None and self._is_wanted(group, job, held):
                 job.handle(Adopted(group, held.attempt, held.ended))
             elif held.ended:
-                self._desk.send(group.leader, m.ForgetJob(held.job, held.attempt))
+                self._forget_at(group, held.job, held.attempt)
             else:
                 self._end_at(group, held.job, held.attempt)
         for missed in self._still_awaited(group):
@@ -408,12 +408,21 @@ class Jobs:
         self._desk.count("jobs_fenced", group=group.name, job=message.job, message=type(message).__name__)
         is_over = isinstance(message, m.JobEnded) or (isinstance(message, m.JobFile) and message.role == "result")
         if is_over:
-            self._desk.send(group.leader, m.ForgetJob(message.job, message.attempt))
+            self._forget_at(group, message.job, message.attempt)
             if self._let_go.get(group) == (message.job, message.attempt):
                 del self._let_go[group]
                 self._at.free(group, message.job)
         elif self._let_go.get(group) != (message.job, message.attempt):
             self._end_at(group, message.job, message.attempt)
+
+    def _forget_at(self, group: Group, job: str, attempt: int) -> None:
+        """Have a leader forget an attempt that has ended, unless the job ends with it and that isn't durable yet.
+
+        The leader may have the only result that is safe then. It says again what it has until it is told.
+        """
+        known = self._at.jobs.get(job)
+        if known is None or known.state not in ("exporting", "ending") or known.record.attempt != attempt:
+            self._desk.send(group.leader, m.ForgetJob(job, attempt))
 
     def _end_at(self, group: Group, job: str, attempt: int) -> None:
         """Have a leader end what nobody wants; if it has nothing else it isn't free until it says that it did."""

@@ -141,6 +141,43 @@ def test_groups_07_an_end_that_becomes_durable_while_its_leader_is_away_is_told_
     assert worker.inbox == [m.ForgetJob(run.job, run.attempt)]
 
 
+@pytest.mark.parametrize("state", ["exporting", "ending"])
+def test_groups_07_a_leader_that_is_back_keeps_its_result_until_the_end_is_durable(shop: Shop, state: str) -> None:
+    """Its result may be the only one that is safe: a broker that is killed before that has it from there."""
+    worker, client = shop.worker(), shop.client()
+    client.accepted(output="/out/a.mp4" if state == "exporting" else "")
+    run, held = worker.runs[-1], HeldJob(worker.runs[-1].job, 1, ended=True)
+    shop.commits = shop.works = False
+    worker.finish(run, b"done")
+    while shop.job(run.job).state != state:
+        shop.work()
+    cut(shop, worker)
+    back(worker, held)
+    worker.finish(run, b"done")  # as a leader says it every few seconds
+    assert not worker.heard(m.ForgetJob)
+    shop = shop.restart()
+    client = shop.client()
+    found = Worker(shop, worker.route, worker.name, worker.kinds)
+    found.files, found.epoch = worker.files, worker.epoch
+    found.hello(held=(held,))
+    found.finish(run, b"done")
+    assert (client.fetch(run.job), client.info(run.job).attempt) == (b"done", 1)
+    assert found.heard(m.ForgetJob) == [m.ForgetJob(run.job, 1)]
+
+
+def test_groups_07_a_leader_that_says_its_result_again_is_told_when_the_end_is_durable(shop: Shop) -> None:
+    """Also where it was away when the job ended, and was told nothing when it came back."""
+    _, worker, run = running(shop)
+    shop.commits = False
+    worker.finish(run, b"done")
+    cut(shop, worker)
+    back(worker, HeldJob(run.job, 1, ended=True))
+    shop.commit()
+    assert not worker.inbox
+    worker.finish(run, b"done")
+    assert worker.inbox == [m.ForgetJob(run.job, 1)]
+
+
 def test_groups_11_a_job_that_nobody_wants_keeps_its_group_until_it_has_ended(shop: Shop) -> None:
     """Also where its leader was away meanwhile, whether or not it has it still."""
     client, worker, run = running(shop)

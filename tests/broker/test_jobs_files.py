@@ -291,6 +291,34 @@ def test_groups_09_what_clients_may_have_on_its_way_is_bounded(shop: Shop) -> No
     assert granted(clients[0]) == 3 + 16
 
 
+def test_parts_of_a_result_that_come_too_late_are_passed_over(shop: Shop) -> None:
+    """After a silence it is asked for again from its first part; what was sent before is neither a fault nor taken."""
+    worker, client = shop.worker(), shop.client()
+    client.accepted()
+    run, data = worker.runs[-1], bytes(range(256)) * (6 * MIB // 256)
+    worker.gives = False
+    worker.finish(run, data)
+    for index in (0, 1):
+        worker.part(sha256(data), index)
+    shop.advance(shop.config.stall_s + 1.0)
+    assert shop.job(run.job).state == "unstored"
+    shop.advance(shop.config.retry_after_s + 1.0)
+    assert worker.take(m.WantFile)[-1] == m.WantFile(sha256(data), 0, WINDOW_PARTS)
+    for index in (2, WINDOW_PARTS, -1):
+        worker.part(sha256(data), index)
+    assert shop.counter("parts_of_no_file") == 3
+    shop.works = False
+    for index in range(WINDOW_PARTS + 1):  # the last of these isn't granted before others are written
+        worker.part(sha256(data), index)
+    assert shop.counter("parts_of_no_file") == 4
+    shop.works = True
+    shop.settle()
+    for want in worker.take(m.WantFile):
+        worker.give(want)
+    shop.settle()
+    assert client.fetch(run.job) == data
+
+
 # --- results -----------------------------------------------------------------------------------------------------------
 
 

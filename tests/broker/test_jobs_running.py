@@ -329,7 +329,7 @@ def test_a_result_that_was_taken_in_outlives_its_group(shop: Shop) -> None:
     assert shop.disk.outside["/out/a.mp4"] == b"done"
 
 
-@pytest.mark.parametrize("fault", ["gone", "hash", "order", "size", "disk", "too large", "empty"])
+@pytest.mark.parametrize("fault", ["gone", "hash", "size", "disk", "too large", "empty"])
 def test_a_result_that_doesnt_come_fails_its_job(fault: str) -> None:
     """It is the stage's fault, or the disk's; nothing of it is left."""
     shop = Shop(result_bytes_max=1000)
@@ -344,8 +344,6 @@ def test_a_result_that_doesnt_come_fails_its_job(fault: str) -> None:
     elif fault in ("hash", "size"):
         worker.files[sha256(data)] = b"tluser" if fault == "hash" else b"short"
         worker.part(sha256(data), 0)
-    elif fault == "order":
-        worker.part(sha256(data), 1)
     if fault == "empty":  # no result at all: the leader may still make one
         assert client.info(run.job).state == "preparing"
         return
