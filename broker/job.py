@@ -264,7 +264,7 @@ class Job(JobBase):
         self._leave()
         self.record = replace(self.record, losses=losses)
         at.desk.log("warning", "job_lost_its_group", job=self.id, losses=losses, reason=event.reason)
-        if self._cancellers:
+        if self._is_unwanted:
             self._end("cancelled")
         elif losses >= at.config.job_attempts and not was_asked:
             reason = f"its workers were lost {losses} times, the last time: {shortened(event.reason)}"
@@ -276,7 +276,7 @@ class Job(JobBase):
         """Wait for what the leader says when it is back: it may have lost what it was told, or know more than it could say."""
         self._drop_arriving()
         self._leave()
-        if self._cancellers:
+        if self._is_unwanted:
             self._end("cancelled")
         else:
             self.state = "rejoining"
@@ -309,29 +309,28 @@ class Job(JobBase):
         self._remember()
         at.desk.counters[f"jobs_{self.state}"] += 1
         at.desk.log("info", "job_ended", job=self.id, state=self.state, **described(record.failure))
-        cancellers, self._cancellers = self._cancellers, []
-        for peer, request in cancellers:
-            at.desk.send(peer, m.Jobs(request, (info_of(at, self),), 1))
 
     def on_cancel_noted(self, event: t.CancelAsked) -> None:
-        """Answer when the end is durable."""
-        self._note(event)
+        """It ends already: all that can change is that it isn't begun again if its result can't be had."""
+        self._is_unwanted = True
+        self._answer(event)
 
     def on_cancel_waiting(self, event: t.CancelAsked) -> None:
-        """Nobody works at it: it ends now."""
-        self._note(event)
+        """Nobody works at it: it ends now, and whoever wants that is told when it is durable."""
         self._end("cancelled")
+        self._at.when_durable(lambda: self._answer(event))
 
     def on_cancel_running(self, event: t.CancelAsked) -> None:
-        """Have the leader stop at the next step; a result that comes before that counts."""
-        self._note(event)
+        """Have the leader stop at the next step, which may take a while; a result that comes before that counts."""
+        self._is_unwanted = True
         self._drop_arriving()
         self._tell_leader(m.StopJob(self.id, self.record.attempt))
+        self._answer(event)
         self.state = "stopping"
 
     def on_cancel_late(self, event: t.CancelAsked) -> None:
         """It has ended: it stays as it is."""
-        self._at.desk.send(event.peer, m.Jobs(event.request, (info_of(self._at, self),), 1))
+        self._answer(event)
 
     def on_delete_early(self, event: t.DeleteAsked) -> None:
         """Only what has ended can be forgotten."""

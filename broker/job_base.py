@@ -16,6 +16,7 @@ from .groups import Group
 from .job_desk import JobDesk
 from .job_files import FileEvent
 from .job_incoming import Taker
+from .job_news import info_of
 from .job_pace import StepPace
 from .job_queue import Place
 from .job_quota import Quota
@@ -23,8 +24,6 @@ from .job_record import JobRecord, Standing, StoredFile
 from .job_states import ENDED, GONE, PHASES, WAITING, State
 from .peers import Peer
 
-CANCELLERS_MAX = 64
-"""Clients' questions that wait for the end of one job."""
 AT_WORK: tuple[State, ...] = ("preparing", "running", "encoding", "stopping", "taking", "unstored")
 
 
@@ -83,7 +82,7 @@ class JobBase(ABC):
         self.ended_now = 0.0
         self.unstored: Arriving | None = None
         self.unstored_for = ""
-        self._cancellers: list[tuple[Peer, int]] = []
+        self._is_unwanted = False
         self._arriving: Arriving | None = None
         self._result: StoredFile | None = None
         self._begun_at: float | None = None
@@ -133,9 +132,8 @@ class JobBase(ABC):
             f"{self.id} is {state}, and its result waits or not"
         )
         assert (state == "unstored") == (self.id in at.unstored), f"{self.id} is {state}, and tries again or not"
-        waits_for_end = ("stopping", "taking", "exporting", "ending")
-        assert not self._cancellers or state in waits_for_end, f"{self.id} is {state}, and somebody waits"
-        assert len(self._cancellers) <= CANCELLERS_MAX, f"{self.id}: too many wait for its end"
+        ends = ("stopping", "taking", "exporting", "ending", *ENDED)
+        assert not self._is_unwanted or state in ends, f"{self.id} is {state}, and was cancelled"
         assert state not in ENDED or record.standing == state, f"{self.id} is {state}, its record {record.standing}"
         assert (state == "ending" or state in ENDED) == (record.standing in ENDED), f"{self.id} has ended, or not"
         assert state not in AT_WORK or record.standing == "running", f"{self.id} is {state}, its record isn't"
@@ -239,7 +237,7 @@ class JobBase(ABC):
     def _cannot_take(self, arriving: Arriving, why: str, waits_for: str) -> None:
         """Leave a result with its leader, and try again; without it the job ends if somebody wants that anyway."""
         at = self._at
-        if self._cancellers:
+        if self._is_unwanted:
             self._end("cancelled")
             return
         at.unstored.set(self.id, at.desk.now + at.config.retry_after_s)
@@ -288,14 +286,9 @@ class JobBase(ABC):
         at.desk.log("info", "job_forgotten", job=self.id, reason=why)
         return self.kept
 
-    def _note(self, event: t.CancelAsked) -> None:
-        """Somebody is answered when the end is durable."""
-        if len(self._cancellers) < CANCELLERS_MAX:
-            self._cancellers.append((event.peer, event.request))
-            return
-        advice = self._at.config.retry_after_s
-        failure = Failure("overload", "too many wait for the end of the job already", retry_after_s=advice)
-        self._at.desk.send(event.peer, m.JobRefused(failure, request=event.request))
+    def _answer(self, asked: t.CancelAsked) -> None:
+        """Say where it stands."""
+        self._at.desk.send(asked.peer, m.Jobs(asked.request, (info_of(self._at, self),), 1))
 
     def _refuse(self, counter: str) -> None:
         self._at.desk.count(counter, job=self.id, state=self.state)

@@ -123,6 +123,10 @@ class JobDesk:
         if then is not None:
             self._commits.append((self._tickets, then))
 
+    def when_durable(self, then: Callable[[], None]) -> None:
+        """Call this when all is durable that was to be written up to now."""
+        self._commits.append((self._tickets, then))
+
     def stored(self, ticket: int) -> None:
         """All that was to be written up to a ticket is durable."""
         while self._commits and self._commits[0][0] <= ticket:

@@ -134,7 +134,7 @@ class Exported:
 
 @dataclass(frozen=True, slots=True)
 class CancelAsked:
-    """A client wants the job to end; it is answered when the end is durable."""
+    """A client wants the job to end; it is answered when the leader was told so, or else when the end is durable."""
 
     peer: Peer
     request: int

@@ -283,7 +283,7 @@ class Job(JobShell):
         """Have it end at its next step; one that has ended stays as it is. Raises as `status` does.
 
         Returns:
-            Where it stood then; `wait` waits for the end.
+            Where it stood then: ``cancelled`` for good if nobody worked at it; else `wait` waits for its step to end.
         """
         return only(self._link.call(self._asking("cancel"), timeout))
 

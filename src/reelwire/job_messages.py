@@ -91,7 +91,11 @@ class WatchJob:
 
 @dataclass(frozen=True, slots=True)
 class CancelJob:
-    """End a job at its next step; one that has ended stays as it is. Answered by `Jobs` or `JobRefused`."""
+    """End a job at its next step; one that has ended stays as it is. Answered by `Jobs` or `JobRefused`.
+
+    The answer doesn't wait for that step: it says where the job stood when its leader was told. A job that nobody works at ends
+    at once, for good when it is answered.
+    """
 
     request: int
     job: str

@@ -193,13 +193,13 @@ def test_a_job_that_isnt_acknowledged_yet_is_nobodys(state: str) -> None:
     assert len(scene.client.heard(m.JobAccepted)) == 1
 
 
-def test_only_so_many_wait_for_the_end_of_a_job() -> None:
-    """Others are told to come again."""
-    scene = Scene("stopping")
-    for _ in range(63):
-        assert scene.client.ask(m.CancelJob, scene.job.id) is None
-    answer = scene.client.ask(m.CancelJob, scene.job.id)
-    assert answer.failure.kind == "overload"
+@pytest.mark.parametrize("state", ["stopping", "taking", "exporting", "ending"])
+def test_groups_11_a_cancel_of_what_ends_already_is_answered_at_once(state: str) -> None:
+    """However many ask, nobody waits for the end, and nothing is kept of them."""
+    scene = Scene(state)
+    phase = scene.job.phase
+    for _ in range(100):
+        assert [info.state for info in scene.client.ask(m.CancelJob, scene.job.id).jobs] == [phase]
 
 
 def test_the_diagram_shows_every_state() -> None:
