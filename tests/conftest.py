@@ -9,8 +9,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from reelwire.segments import reap
+
+# How long an example takes says how busy the machine is, not whether the code is right.
+settings.register_profile("reelwire", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("reelwire")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -311,7 +311,7 @@ STEPS = st.lists(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(STEPS)
 def test_any_order_of_takes_and_returns(steps: list[tuple[str, int]]) -> None:
     """No segment is out twice, the bytes are the files' and within the limit, the broken are never seen again."""

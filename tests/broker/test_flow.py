@@ -413,7 +413,7 @@ def test_our_own_errors_are_asserted(flow: Flow, wrong: Callable[[Flow], object]
         wrong(flow)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(
     capacities=st.tuples(*[st.integers(1, 3)] * len(EDGES)),
     depth=st.integers(1, 4),

@@ -378,7 +378,7 @@ STEPS = st.tuples(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(steps=st.lists(STEPS, max_size=60))
 def test_streaming_09_no_order_of_messages_begins_a_task_without_its_input(
     rig: Any, toy: Any, steps: list[tuple[str, str, str, int, int]]

@@ -344,7 +344,7 @@ STEPS = st.one_of(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(steps=st.lists(STEPS, max_size=40))
 def test_streaming_21_no_order_of_messages_breaks_an_actor(
     rig: Any, toy: Any, steps: list[tuple[str, str, int, int]]

@@ -128,7 +128,7 @@ def test_streaming_34_what_the_broker_would_refuse_is_an_error_of_the_stage(thre
     stage = Given(threads)
     stage.limit(limits)
 
-    @settings(deadline=None, max_examples=150)
+    @settings(max_examples=150)
     @example({"a": "\ud800"}, {}, [])
     @example({}, {"a": deep(PLAIN_DEPTH_MAX)}, [])
     @example({}, {"a": deep(PLAIN_DEPTH_MAX + 1)}, [])
@@ -156,7 +156,7 @@ def test_what_is_plain_is_sent(threads: Any) -> None:
     """The stage's thread refuses nothing that the broker takes."""
     stage = Given(threads)
 
-    @settings(deadline=None, max_examples=150)
+    @settings(max_examples=150)
     @given(values=st.dictionaries(texts, plain, max_size=5), facts=st.dictionaries(texts, plain, max_size=5))
     def check(values: Any, facts: Any) -> None:
         report = stage.run({"picture": values}, facts)
@@ -170,7 +170,7 @@ def test_what_is_handed_to_other_stages_is_looked_at_as_well(threads: Any) -> No
     """By the same rules, for the reply to an initialization."""
     stage = Given(threads)
 
-    @settings(deadline=None, max_examples=50)
+    @settings(max_examples=50)
     @given(values=maps)
     def check(values: Any) -> None:
         stage.handed = values
