@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from reelwire import messages as m
@@ -12,7 +14,7 @@ from reelwire.wire import Limits
 
 from .fake_jobs import Client, Shop
 
-MANY = {"jobs_queued_max": 1000, "jobs_queued_per_client_max": 1000}
+MANY: dict[str, Any] = {"jobs_queued_max": 1000, "jobs_queued_per_client_max": 1000}
 
 
 def asked(shop: Shop, client: Client, count: int) -> list[m.Jobs]:
