@@ -88,7 +88,7 @@ WORKER_PIPELINE_FILES = {
 IMPURE = {
     "broker": {"loop", "endpoint", "store", "journal", "files", "exporting", "media_roots", "media_probe", "prober", "state_folder"},
     "workers": {
-        *CLOCK_FILES["workers"], *ZMQ_FILES["workers"], "runner", "device", "fellows", "files", "checkpoints", "results",
+        *CLOCK_FILES["workers"], *ZMQ_FILES["workers"], "runner", "device", "rank_processes", "files", "checkpoints", "results",
         "config",
     },
 }  # fmt: skip

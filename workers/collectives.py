@@ -29,7 +29,7 @@ from reelwire.codec import Buffer
 from reelwire.messages import FileOffer
 from reelwire.writing import write_whole
 
-from .fellows import address_of, interface_to
+from .rank_processes import address_of, interface_to
 
 if TYPE_CHECKING:
     import torch
@@ -86,7 +86,7 @@ def is_broken(error: BaseException) -> bool:
     return False
 
 
-class Meeting:
+class Rendezvous:
     """At the leader: the TCPStore through which ranks find each other, at a port of the system's choice.
 
     Args:
@@ -127,7 +127,7 @@ class Meeting:
         self._store = None
 
 
-class Bond:
+class Communicator:
     """The process group of one rank, or none.
 
     Args:
@@ -432,7 +432,7 @@ def _broadcast(ranks: Ranks, nbytes: int, fill: OfPart | None, take: OfPart | No
 
 
 def _client(address: str) -> TCPStore:
-    import torch  # noqa: F401  first, as in `Meeting`
+    import torch  # noqa: F401  first, as in `Rendezvous`
     import torch.distributed as dist
 
     host, _, port = address.rpartition(":")

@@ -23,7 +23,7 @@ from reelwire.messages import StageFailed
 from reelwire.tensors import Inline, TensorRef, inline_buffer
 
 from .bodies import B, completed
-from .collectives import Bond, GroupBrokenError, RefusedElsewhereError, gather_numbers, is_broken, share_bytes
+from .collectives import Communicator, GroupBrokenError, RefusedElsewhereError, gather_numbers, is_broken, share_bytes
 from .config import WorkerConfig
 from .device import Device
 from .group_events import (
@@ -92,7 +92,7 @@ class GroupThread(WorkThread[Order]):
         self._pipeline = pipeline
         self._jobs_pipeline = jobs
         self._post = post
-        self._bond = Bond(config.rank, config.world, config.device, config.step_timeout_s)
+        self._communicator = Communicator(config.rank, config.world, config.device, config.step_timeout_s)
         self._ranks: Ranks | None = None
         self._parallel: Parallel | None = None
         self._broken = self._refused = False
@@ -127,11 +127,11 @@ class GroupThread(WorkThread[Order]):
     @property
     def is_local(self) -> bool:
         """Whether all ranks are on this machine."""
-        return self._bond.is_local
+        return self._communicator.is_local
 
     @is_local.setter
     def is_local(self, is_local: bool) -> None:
-        self._bond.is_local = is_local
+        self._communicator.is_local = is_local
 
     def _take(self, job: Order) -> None:
         self._post(self._do(job))
@@ -152,7 +152,7 @@ class GroupThread(WorkThread[Order]):
         except BaseException as error:  # noqa: BLE001  whatever a job raises fails it, not the worker
             report = self._failed(order, error)
         try:
-            self._bond.check()
+            self._communicator.check()
         except GroupBrokenError as error:
             self._refused = False
             if report.failure is None:
@@ -238,15 +238,15 @@ class GroupThread(WorkThread[Order]):
         if self._parallel is None:
             return
         self._parallel.use(None)
-        self._parallel.use(self._bond.form(order.epoch, order.round, order.store))
+        self._parallel.use(self._communicator.form(order.epoch, order.round, order.store))
 
     def _leave(self, *, failed: bool) -> None:
         if self._parallel is not None:
             self._parallel.use(None)
         if failed:
-            self._bond.break_off()
+            self._communicator.break_off()
         else:
-            self._bond.leave()
+            self._communicator.leave()
 
     def _group(self) -> Ranks:
         """The group as stages and jobs are given it: with torch only where somebody needs it."""

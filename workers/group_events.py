@@ -157,7 +157,7 @@ class Opened:
 
 
 @dataclass(frozen=True, slots=True)
-class FellowLost:
+class RankExited:
     """The process of another rank has ended, as the kernel says (on the same machine), or its link broke for good."""
 
     now: float
@@ -230,7 +230,7 @@ class CheckpointWritten:
 
 
 GroupEvent = (
-    OrderDone | LinkSaid | Opened | FellowLost | TakenIn | FilesFound | PartWritten | ResultMade | CheckpointWritten
+    OrderDone | LinkSaid | Opened | RankExited | TakenIn | FilesFound | PartWritten | ResultMade | CheckpointWritten
 )
 
 # --- actions ---------------------------------------------------------------------------------------------------------

@@ -35,17 +35,15 @@ from reelwire.messages import (
 from reelwire.segments import MemoryLostError
 
 from .checkpoints import write_snapshot
-from .collectives import Meeting
+from .collectives import Rendezvous
 from .config import WorkerConfig
 from .core import WorkerCore
-from .fellows import Fellows, check_host, is_local, started_at, this_machine
 from .files import Files, cannot_keep
 from .group import GroupThread
 from .group_events import (
     CheckpointWritten,
     Do,
     DropFiles,
-    FellowLost,
     FilesFound,
     FindFiles,
     GroupAction,
@@ -58,6 +56,7 @@ from .group_events import (
     OpenLink,
     OrderReport,
     PartWritten,
+    RankExited,
     ResultMade,
     SendParts,
     TakeIn,
@@ -69,6 +68,7 @@ from .group_events import (
 from .link import LeaderLink, Link, RankLink
 from .memory import SharedMemory
 from .rank import RankCore
+from .rank_processes import RankProcesses, check_host, is_local, started_at, this_machine
 from .results import write_result
 from .runner import fingerprint, package_versions
 from .stage_work import said, short
@@ -129,7 +129,7 @@ def core_of(
     return WorkerCore(config, pipeline.spec, *versions, memory.offer, place, kinds, grouped)
 
 
-class Together:
+class GroupRuntime:
     """The group thread of a process, and all through which it is with the other ranks and with files.
 
     Args:
@@ -171,8 +171,8 @@ class Together:
         except OSError as error:
             raise ConfigError("scratch_dir", f"{config.scratch_dir!r} can't be used ({error.strerror})") from error
         self._link: Link | None = None
-        self._fellows: Fellows | None = None
-        self._meeting: Meeting | None = None
+        self._processes: RankProcesses | None = None
+        self._rendezvous: Rendezvous | None = None
         self._polled: set[int] = set()
         self._happened: list[GroupEvent] = []
         self._chores = ChoreThread("files", loop.broken)
@@ -209,8 +209,8 @@ class Together:
             case TakeIn():
                 self._happened.append(self._take_in(action.body))
             case KillRanks():
-                if self._fellows is not None:
-                    self._fellows.kill(action.ranks)
+                if self._processes is not None:
+                    self._processes.kill(action.ranks)
             case MakeResult():
                 self._encoder.do(partial(self._make_result, action))
             case FindFiles() | WritePart() | SendParts() | WriteCheckpoint() | DropFiles():
@@ -233,9 +233,9 @@ class Together:
 
     def ended(self) -> Iterator[GroupEvent]:
         """Which of the other ranks have ended; only on the loop's thread, which polls their descriptors."""
-        for rank in [] if self._fellows is None else self._fellows.ended():
-            self._poll_fellows()
-            yield FellowLost(time.monotonic(), rank, "its process has ended")
+        for rank in [] if self._processes is None else self._processes.ended():
+            self._poll_processes()
+            yield RankExited(time.monotonic(), rank, "its process has ended")
 
     def close(self, limit_s: float) -> list[str]:
         """End the threads, and close everything; the threads that didn't end."""
@@ -258,7 +258,7 @@ class Together:
         host = "127.0.0.1" if self._thread.is_local else self._config.group_host
         link = LeaderLink(self._context, host, action.secret, action.epoch, self._config.world)
         self._with(link, action.members)
-        self._chores.do(partial(self._make_meeting, host, action.epoch, link.endpoint))
+        self._chores.do(partial(self._make_rendezvous, host, action.epoch, link.endpoint))
 
     def _join(self, action: JoinLink) -> None:
         self._part()
@@ -268,8 +268,8 @@ class Together:
     def _with(self, link: Link, members: Sequence[Member]) -> None:
         self._link = link
         self._poller.register(link.descriptor, _IN)
-        self._fellows = Fellows(members, self._config.rank)
-        self._poll_fellows()
+        self._processes = RankProcesses(members, self._config.rank)
+        self._poll_processes()
 
     def _part(self) -> None:
         """Close what is open towards the ranks of an earlier epoch."""
@@ -278,31 +278,31 @@ class Together:
                 self._log.info("link_closed", epoch=self._link.epoch, dropped=dict(self._link.dropped))
             self._poller.unregister(self._link.descriptor)
             self._link.close()
-        if self._fellows is not None:
-            self._fellows.close()
-        self._link = self._fellows = None
-        self._poll_fellows()
-        meeting, self._meeting = self._meeting, None
-        if meeting is not None:
-            meeting.close()
+        if self._processes is not None:
+            self._processes.close()
+        self._link = self._processes = None
+        self._poll_processes()
+        rendezvous, self._rendezvous = self._rendezvous, None
+        if rendezvous is not None:
+            rendezvous.close()
 
     def _tell_dropped(self, link: Link) -> None:
         """Strangers may send as much as they like: each reason is in the log once, and how often when the link is closed."""
         for reason in link.untold():
             self._log.warning("link_message_dropped", reason=reason, epoch=link.epoch)
 
-    def _poll_fellows(self) -> None:
-        wanted = set() if self._fellows is None else set(self._fellows.descriptors.values())
+    def _poll_processes(self) -> None:
+        wanted = set() if self._processes is None else set(self._processes.descriptors.values())
         for descriptor in self._polled - wanted:
             self._poller.unregister(descriptor)
         for descriptor in wanted - self._polled:
             self._poller.register(descriptor, _IN)
         self._polled = wanted
 
-    def _make_meeting(self, host: str, epoch: int, endpoint: str) -> None:
-        meeting = Meeting(host)
-        self._meeting = meeting
-        self._loop.post(Opened(time.monotonic(), epoch, endpoint, meeting.address))
+    def _make_rendezvous(self, host: str, epoch: int, endpoint: str) -> None:
+        rendezvous = Rendezvous(host)
+        self._rendezvous = rendezvous
+        self._loop.post(Opened(time.monotonic(), epoch, endpoint, rendezvous.address))
 
     # --- tensors, files and results --------------------------------------------------------------------------------------
 

@@ -56,7 +56,6 @@ from .group_events import (
     CheckpointWritten,
     CloseJob,
     Do,
-    FellowLost,
     FilesFound,
     Form,
     GroupEvent,
@@ -71,6 +70,7 @@ from .group_events import (
     OrderDone,
     OrderReport,
     PartWritten,
+    RankExited,
     ResultMade,
     StartJob,
     StepJob,
@@ -219,8 +219,8 @@ class Leader:
                     return []
                 self._store = event.store
                 return self._say(GroupOpened(event.epoch, event.link, event.store))
-            case FellowLost():
-                return self._fellow_lost(event)
+            case RankExited():
+                return self._rank_exited(event)
             case FilesFound():
                 return self.jobs.found(event)
             case PartWritten():
@@ -262,7 +262,7 @@ class Leader:
                 self.counters["unexpected"] += 1
         return []
 
-    def _fellow_lost(self, event: FellowLost) -> list[AnyAction]:
+    def _rank_exited(self, event: RankExited) -> list[AnyAction]:
         if self._is_leaving():
             self._underway.without(event.rank)
             return self._settle()

@@ -27,7 +27,7 @@ from reelwire import wire
 from reelwire.errors import ConfigError, VersionMismatch, WireError
 from reelwire.group_messages import RankHello, ToLeader, ToRank
 
-from .fellows import address_of
+from .rank_processes import address_of
 
 RECEIVES_PER_TURN_MAX = 256
 QUEUE_MESSAGES_MAX = 256

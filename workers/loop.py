@@ -8,7 +8,7 @@ The loop blocks on descriptors alone, because to poll a socket is to use it. The
 something has changed since the last use, of whatever sort, so whoever used it looks in the end whether there is something
 left to do (`_left`), still under the lock: the loop doesn't wait then, and others wake it.
 
-A rank of a group, and a worker that does jobs, has a `group_loop.Together` beside the threads of its stages.
+A rank of a group, and a worker that does jobs, has a `group_loop.GroupRuntime` beside the threads of its stages.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ from .config import WorkerConfig
 from .core import WorkerCore
 from .events import Finished, Malformed, OutboxFull, Received, ShutdownRequested, Started, Tick
 from .group_events import AnyAction, AnyEvent, GroupEvent, OrderDone, OrderReport
-from .group_loop import Together, core_of
+from .group_loop import GroupRuntime, core_of
 from .memory import SharedMemory
 from .outbox import Frames, Outbox, Tracker
-from .runner import StageThread, load, load_jobs, threads_for, together
+from .runner import StageThread, grouped_stages, load, load_jobs, threads_for
 from .supervisor import die_with_parent
 
 RECEIVES_PER_TURN_MAX = 256
@@ -91,7 +91,7 @@ class _Loop:
     def __init__(self, config: WorkerConfig, on_ready: Callable[[str], None], memory: SharedMemory) -> None:
         pipeline = load(config.pipeline, config.options, config.stages)
         jobs = load_jobs(config.jobs, config.job_options) if config.jobs else None
-        grouped = together(config, pipeline, jobs)
+        grouped = grouped_stages(config, pipeline, jobs)
         self.wake = Wake()
         self._config = config
         self._memory = memory
@@ -117,9 +117,9 @@ class _Loop:
             stage: StageThread(pipeline, stage, config.device, threads, self._post, config.cache_bytes_max, memory)
             for stage in own
         }
-        self._together: Together | None = None
+        self._runtime: GroupRuntime | None = None
         if config.group or jobs is not None:
-            self._together = Together(
+            self._runtime = GroupRuntime(
                 config, pipeline, grouped, jobs, threads, self._context, self._poller, memory, self
             )
 
@@ -128,8 +128,8 @@ class _Loop:
             self._log.warning("no_shared_memory", reason=self._memory.problem)
         if self._memory.reaped:
             self._log.info("shared_memory_reaped", owners=", ".join(self._memory.reaped))
-        if self._together is not None and self._together.reaped:
-            self._log.info("files_reaped", owners=", ".join(self._together.reaped))
+        if self._runtime is not None and self._runtime.reaped:
+            self._log.info("files_reaped", owners=", ".join(self._runtime.reaped))
         with self._lock:
             self._handle(Started(time.monotonic()))
             self._outbox.flush()
@@ -151,8 +151,8 @@ class _Loop:
             thread.stop()
         until = time.monotonic() + JOIN_LIMIT_S
         hung = [name for name, thread in self._threads.items() if not thread.join(max(0.0, until - time.monotonic()))]
-        if self._together is not None:
-            hung += self._together.close(max(0.0, until - time.monotonic()))
+        if self._runtime is not None:
+            hung += self._runtime.close(max(0.0, until - time.monotonic()))
         if self._socket is not None:
             self._socket.close(linger=self._linger_ms)
         self._context.term()
@@ -194,8 +194,8 @@ class _Loop:
         with self._lock:
             if is_small and self._can_pass_on():
                 try:
-                    if self._together is not None:
-                        self._hear(self._together)
+                    if self._runtime is not None:
+                        self._hear(self._runtime)
                     self._pass_on(report)
                     if self._exit_code is None and not self._left() and not self._is_full():
                         return
@@ -237,7 +237,7 @@ class _Loop:
 
     def _left(self) -> int:
         """What there is to do with the sockets now; to be asked after any use of one, as its descriptor may not tell again."""
-        return self._unread() | (_IN if self._together is not None and self._together.readable else 0)
+        return self._unread() | (_IN if self._runtime is not None and self._runtime.readable else 0)
 
     def _unread(self) -> int:
         """The same of the socket alone, without the link to other ranks."""
@@ -257,9 +257,9 @@ class _Loop:
             for _ in range(self.wake.clear()):
                 self._handle(ShutdownRequested(time.monotonic()))
         drained = self._receive() if readable else True
-        if self._together is not None:
-            self._hear(self._together)
-            for event in self._together.ended():
+        if self._runtime is not None:
+            self._hear(self._runtime)
+            for event in self._runtime.ended():
                 self._handle(event)
         if woken:
             while not self._reports.empty():
@@ -290,16 +290,16 @@ class _Loop:
                     self._handle(Received(now, envelope.attachment, message))
         return False
 
-    def _hear(self, together: Together) -> None:
+    def _hear(self, runtime: GroupRuntime) -> None:
         """Take what other ranks say: also before the group thread's own report, which may be the last that is waited for."""
-        for event in together.receive():
+        for event in runtime.receive():
             self._handle(event)
 
     def _handle(self, event: AnyEvent) -> None:
         for action in self._core.handle(event):
             self._perform(action)
-        if self._together is not None:
-            for inner in self._together.happened():
+        if self._runtime is not None:
+            for inner in self._runtime.happened():
                 self._handle(inner)
 
     def _perform(self, action: AnyAction) -> None:
@@ -317,8 +317,8 @@ class _Loop:
                 self._outbox.limits = action.limits
                 for thread in self._threads.values():
                     thread.limits = action.limits
-                if self._together is not None:
-                    self._together.set_limits(action.limits)
+                if self._runtime is not None:
+                    self._runtime.set_limits(action.limits)
             case AnswerProbe():
                 self._perform(Send(action.attachment, MemoryProbed(action.owner, self._memory.probe(action.owner))))
             case TakeBack():
@@ -335,8 +335,8 @@ class _Loop:
                 if action.exit_code:  # whoever started the command reads a sentence, not the log
                     sys.stderr.write(f"reelwire: {action.reason}\n")
             case _:
-                assert self._together is not None, "a group's action, and there is no group"
-                self._together.perform(action, self._connection)
+                assert self._runtime is not None, "a group's action, and there is no group"
+                self._runtime.perform(action, self._connection)
 
     def _connect(self) -> None:
         if self._socket is not None:

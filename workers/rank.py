@@ -49,7 +49,6 @@ from .group_events import (
     CheckpointWritten,
     CloseJob,
     Do,
-    FellowLost,
     FilesFound,
     Form,
     JoinLink,
@@ -62,6 +61,7 @@ from .group_events import (
     OrderDone,
     OrderReport,
     PartWritten,
+    RankExited,
     ResultMade,
     StartJob,
     StepJob,
@@ -142,7 +142,7 @@ class RankCore(Attachment):
                 return self._done(event.report, event.now)
             case LinkSaid():
                 return self._linked(event)
-            case FellowLost():
+            case RankExited():
                 if self._is_leaving() and event.rank:
                     return []  # as it should
                 return self._over(

@@ -62,7 +62,7 @@ def load_jobs(reference: str, options: Mapping[str, str]) -> JobPipeline:
     return registry.load_jobs(reference, options, {"emulated": lambda given: emulated_jobs.pipeline(**given)})
 
 
-def together(config: WorkerConfig, pipeline: Pipeline, jobs: JobPipeline | None) -> tuple[str, ...]:
+def grouped_stages(config: WorkerConfig, pipeline: Pipeline, jobs: JobPipeline | None) -> tuple[str, ...]:
     """The stages that the group thread computes, on all ranks of a group, or on one that does jobs beside them.
 
     Raises:

@@ -93,7 +93,7 @@ class Rank:
         self.world, self.number = world, number
         self.pid = world.next_pid()
         world.processes[self.pid] = self
-        self.fellows: dict[int, Rank] = {}
+        self.others: dict[int, Rank] = {}
         self.inbox: deque[tuple[int, Any]] = deque()
         self.link: deque[tuple[int, Any]] = deque()
         self.happened: deque[Any] = deque()
@@ -160,8 +160,8 @@ class Rank:
                 self.meet(action.members)
             case group_events.KillRanks():
                 for number in action.ranks:
-                    if number in self.fellows:
-                        world.kill(self.fellows[number])
+                    if number in self.others:
+                        world.kill(self.others[number])
             case group_events.TakeIn():
                 lost = m.Failure("worker_lost", "gone") if world.faulty(0.02) else None
                 self.happened.append(group_events.TakenIn(world.now, action.body, lost))
@@ -199,7 +199,7 @@ class Rank:
         if isinstance(message, RankHello):
             assert (message.secret, message.rank, message.epoch) == (b"secret", self.number, world.epoch_of(self))
             self.greeted = True
-        others = [self.fellows[0]] if self.number else [self.fellows[each] for each in range(1, world.size)]
+        others = [self.others[0]] if self.number else [self.others[each] for each in range(1, world.size)]
         for each in others:
             if not each.is_over and world.carries(self, each, message):
                 world.put(self, each, message)
@@ -207,8 +207,8 @@ class Rank:
     def meet(self, members: tuple[m.Member, ...]) -> None:
         """The others are known, and watched."""
         for member in members:
-            self.fellows[member.rank] = fellow = self.world.processes[member.pid]
-            if fellow.is_over:
+            self.others[member.rank] = other = self.world.processes[member.pid]
+            if other.is_over:
                 self.gone.append(member.rank)
 
     # --- files ---------------------------------------------------------------------------------------------------------
@@ -318,7 +318,7 @@ class Rank:
         """Whether a peer that it waits for won't come."""
         thread = self.thread
         entered = self.world.meets[thread.met].entered
-        others = [each for each in self.fellows.values() if each.number not in entered]
+        others = [each for each in self.others.values() if each.number not in entered]
         if isinstance(thread.order, Form):
             return any(each.is_over for each in others)
         return any(self.has_left(each) for each in others)
@@ -362,7 +362,7 @@ class Rank:
 
     def is_thrown_out(self) -> bool:
         """Whether another rank, which came out of the collective and then failed, takes this one along."""
-        if isinstance(self.thread.order, Form) or not any(self.has_left(each) for each in self.fellows.values()):
+        if isinstance(self.thread.order, Form) or not any(self.has_left(each) for each in self.others.values()):
             return False
         return self.world.chance.random() < 0.5
 

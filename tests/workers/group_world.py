@@ -72,7 +72,7 @@ class GroupWorld:
 
     def carries(self, sender: Rank, to: Rank, message: Any) -> bool:
         """Whether the link does: it may lose anything, and there is none with a leader that has yet to hear of a rank."""
-        if sender.pid != to.fellows.get(sender.number, sender).pid:
+        if sender.pid != to.others.get(sender.number, sender).pid:
             return False
         if self.loss and self.chance.random() < self.loss:
             self.counted["lost"] += 1
@@ -95,7 +95,7 @@ class GroupWorld:
     def copy_arrives(self, at: int) -> None:
         """A message comes again, unless it is of another epoch by now, which a link sees."""
         sender, to, message = self.copies.pop(at)
-        if not to.is_over and to.fellows.get(sender.number) is sender:
+        if not to.is_over and to.others.get(sender.number) is sender:
             self.counted["copies"] += 1
             said = getattr(message, "number", None)  # decisions and their outcomes have one
             self.counted["stale"] += said is not None and said < len(self.ranks[0].thread.log) - 1
@@ -143,7 +143,7 @@ class GroupWorld:
 
     def running(self, rank: Rank) -> m.RunJob:
         """The job that the ranks are at."""
-        leader: Any = rank.fellows.get(0, rank).core
+        leader: Any = rank.others.get(0, rank).core
         run: m.RunJob = leader._leader.jobs.current.run
         return run
 
@@ -167,7 +167,7 @@ class GroupWorld:
         self.codes.append(code)
         rank.thread.round = 0
         for each in self.ranks:
-            if each is not rank and each.fellows.get(rank.number) is rank:
+            if each is not rank and each.others.get(rank.number) is rank:
                 each.gone.append(rank.number)
         self.to_notice.append(rank)
 
@@ -181,20 +181,20 @@ class GroupWorld:
 
     def compare(self, rank: Rank) -> None:
         """All ranks do the same in the same order; who isn't able says so instead."""
-        leader, at = rank.fellows.get(0, rank).thread.log, len(rank.thread.log) - 1
+        leader, at = rank.others.get(0, rank).thread.log, len(rank.thread.log) - 1
         if rank.number:
             assert at < len(leader), "a rank does what the leader doesn't"
             assert rank.thread.log[at] in (leader[at], ("unable",)), (rank.number, rank.thread.log[at], leader[at])
         else:
             goes_ahead = leader[at] == ("step",) and leader[at - 1][0] in ("start", "step")
-            least = min((each.thread.done for number, each in rank.fellows.items() if number), default=at)
+            least = min((each.thread.done for number, each in rank.others.items() if number), default=at)
             assert least >= at - goes_ahead, "the next decision came before the last one was answered"
             self.counted["steps"] += goes_ahead and self.size > 1
             self.counted["steps ahead"] += least < at
 
     def check_all_answered(self, rank: Rank) -> None:
         """What is kept has been confirmed by all ranks."""
-        done = {each.thread.done for each in rank.fellows.values()} | {rank.thread.done}
+        done = {each.thread.done for each in rank.others.values()} | {rank.thread.done}
         assert done == {len(rank.thread.log)}, "a state is kept that some rank hasn't come to"
 
     def watch(self, order: Any) -> None:
@@ -238,7 +238,7 @@ class GroupWorld:
             case "written":
                 which.checkpoint_written()
             case "gone":
-                which.handle(group_events.FellowLost(self.now, which.gone.popleft(), "its process has ended"))
+                which.handle(group_events.RankExited(self.now, which.gone.popleft(), "its process has ended"))
             case "thread":
                 which.go_on()
             case "stage":

@@ -19,7 +19,7 @@ from reelwire.messages import FileOffer
 from reelwire.workers.collectives import (
     Alarm,
     GroupBrokenError,
-    Meeting,
+    Rendezvous,
     _abort,
     _client,
     _share_file,
@@ -89,31 +89,31 @@ def test_an_error_that_goes_round_in_circles_is_looked_at_once() -> None:
     assert not is_broken(error)
 
 
-def test_groups_05_every_meeting_has_a_port_of_its_own() -> None:
+def test_groups_05_every_rendezvous_has_a_port_of_its_own() -> None:
     """Nobody chooses one, and each is there only where it was asked for."""
-    meetings = [Meeting("127.0.0.1") for _ in range(3)]
-    assert len({each.address for each in meetings}) == 3
-    assert all(each.address.startswith("127.0.0.1:") for each in meetings)
-    clients = [_client(each.address) for each in meetings]
+    rendezvous_ = [Rendezvous("127.0.0.1") for _ in range(3)]
+    assert len({each.address for each in rendezvous_}) == 3
+    assert all(each.address.startswith("127.0.0.1:") for each in rendezvous_)
+    clients = [_client(each.address) for each in rendezvous_]
     clients[0].set("key", "one")
     assert not clients[1].check(["key"])
     del clients
-    for each in meetings:
+    for each in rendezvous_:
         each.close()
     with pytest.raises(ConfigError, match="group_host"):
-        Meeting("no.such.host.invalid")
+        Rendezvous("no.such.host.invalid")
 
 
 def test_groups_13_the_word_that_a_rank_has_failed_rings_on_all_others() -> None:
     """There the communicator is aborted, on another thread than the one that is blocked; the one who says it isn't told."""
-    meeting = Meeting("127.0.0.1")
+    rendezvous = Rendezvous("127.0.0.1")
     rang, own = threading.Event(), threading.Event()
-    waits = Alarm(meeting.address, "1/2/failed", rang.set)
-    says = Alarm(meeting.address, "1/2/failed", own.set)
-    later = Alarm(meeting.address, "1/3/failed", own.set)
+    waits = Alarm(rendezvous.address, "1/2/failed", rang.set)
+    says = Alarm(rendezvous.address, "1/2/failed", own.set)
+    later = Alarm(rendezvous.address, "1/3/failed", own.set)
     assert not waits.rang
     says.stop()
-    says.tell(_client(meeting.address))
+    says.tell(_client(rendezvous.address))
     assert rang.wait(LIMIT_S)
     assert waits.rang
     later.stop()
@@ -122,12 +122,12 @@ def test_groups_13_the_word_that_a_rank_has_failed_rings_on_all_others() -> None
         assert not alarm._thread.is_alive()
     assert not own.is_set()
     assert not later.rang
-    meeting.close()
+    rendezvous.close()
 
 
 def test_groups_13_an_alarm_that_was_stopped_aborts_nothing_later() -> None:
     """Whoever stops it waits for what it is at, so that the next process group is none that it could meet."""
-    meeting = Meeting("127.0.0.1")
+    rendezvous = Rendezvous("127.0.0.1")
     begun, go = threading.Event(), threading.Event()
     did: list[str] = []
 
@@ -140,8 +140,8 @@ def test_groups_13_an_alarm_that_was_stopped_aborts_nothing_later() -> None:
         alarm.stop()
         did.append("stopped")
 
-    alarm = Alarm(meeting.address, "1/2/failed", abort)
-    alarm.tell(_client(meeting.address))
+    alarm = Alarm(rendezvous.address, "1/2/failed", abort)
+    alarm.tell(_client(rendezvous.address))
     assert begun.wait(LIMIT_S)
     stopper = threading.Thread(target=stop)
     stopper.start()
@@ -150,7 +150,7 @@ def test_groups_13_an_alarm_that_was_stopped_aborts_nothing_later() -> None:
     stopper.join(LIMIT_S)
     assert did == ["aborted", "stopped"]
     alarm._thread.join(LIMIT_S)
-    meeting.close()
+    rendezvous.close()
 
 
 def test_groups_13_only_the_group_of_an_alarm_is_aborted(tmp_path: Path) -> None:
@@ -175,10 +175,10 @@ def test_groups_13_only_the_group_of_an_alarm_is_aborted(tmp_path: Path) -> None
 
 def test_groups_04_the_alarm_rings_when_the_leader_is_gone() -> None:
     """With it the store is."""
-    meeting = Meeting("127.0.0.1")
+    rendezvous = Rendezvous("127.0.0.1")
     rang = threading.Event()
-    alarm = Alarm(meeting.address, "1/2/failed", rang.set)
-    meeting.close()
+    alarm = Alarm(rendezvous.address, "1/2/failed", rang.set)
+    rendezvous.close()
     assert rang.wait(LIMIT_S)
     alarm._thread.join(LIMIT_S)
 

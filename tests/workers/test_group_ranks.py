@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 
 from reelwire.tensors import ITEM_BYTES
-from reelwire.workers.collectives import Meeting
+from reelwire.workers.collectives import Rendezvous
 
 LIMIT_S = 60.0
 PROGRAM = Path(__file__).parent / "rank_child.py"
@@ -72,7 +72,7 @@ class Ranks:
         self, children: list[Child], folder: Path, world: int, *, library: str = "numpy", **options: str
     ) -> None:
         self.children = children[:world]
-        self.meeting = Meeting("127.0.0.1")
+        self.rendezvous = Rendezvous("127.0.0.1")
         self.pool = ThreadPoolExecutor(world)
         self.round = 0
         self.folders = [folder / str(rank) for rank in range(world)]
@@ -105,7 +105,7 @@ class Ranks:
     def form(self) -> list[Any]:
         """A new process group."""
         self.round += 1
-        return self.well("form", epoch=1, round=self.round, store=self.meeting.address)
+        return self.well("form", epoch=1, round=self.round, store=self.rendezvous.address)
 
     def start(self, kind: str = "emulated", **parameters: Any) -> list[Any]:
         """A job without files."""
@@ -127,7 +127,7 @@ class Ranks:
         for child in self.children:
             if child.process.returncode is None:
                 child.do(do="leave")
-        self.meeting.close()
+        self.rendezvous.close()
 
 
 @pytest.fixture(scope="module")

@@ -17,11 +17,11 @@ from reelwire.messages import Artifact
 from reelwire.tensors import Inline, Shared, TensorRef
 from reelwire.workers import emulated, emulated_jobs
 from reelwire.workers.config import WorkerConfig
-from reelwire.workers.fellows import this_machine
 from reelwire.workers.group_loop import core_of, place_of
 from reelwire.workers.memory import SharedMemory
 from reelwire.workers.rank import RankCore
-from reelwire.workers.runner import fingerprint, load, together
+from reelwire.workers.rank_processes import this_machine
+from reelwire.workers.runner import fingerprint, grouped_stages, load
 from reelwire.workers.supervisor import Backoff
 from reelwire.workers.values import inlined
 
@@ -36,12 +36,12 @@ def config(**settings: Any) -> WorkerConfig:
 def test_only_what_is_shared_is_computed_by_the_group_thread() -> None:
     """With a group or jobs; a worker without either is as it was, and stages that it doesn't serve are nobody's."""
     jobs = emulated_jobs.pipeline()
-    assert together(config(), STREAM, None) == ()
-    assert together(config(), STREAM, jobs) == ("denoise",)
-    assert together(config(group="g"), STREAM, None) == ("denoise",)
-    assert together(config(group="g", world=2), STREAM, None) == ("denoise",)
-    assert together(config(group="g", stages=("encode",)), STREAM, jobs) == ()
-    assert together(config(group="g", world=2), load(NUMPY, {}), jobs) == ()
+    assert grouped_stages(config(), STREAM, None) == ()
+    assert grouped_stages(config(), STREAM, jobs) == ("denoise",)
+    assert grouped_stages(config(group="g"), STREAM, None) == ("denoise",)
+    assert grouped_stages(config(group="g", world=2), STREAM, None) == ("denoise",)
+    assert grouped_stages(config(group="g", stages=("encode",)), STREAM, jobs) == ()
+    assert grouped_stages(config(group="g", world=2), load(NUMPY, {}), jobs) == ()
 
 
 def test_groups_06_a_group_that_can_not_compute_anything_is_refused() -> None:
@@ -53,14 +53,14 @@ def test_groups_06_a_group_that_can_not_compute_anything_is_refused() -> None:
     pair = config(group="g", world=5)
     wrong: Any = types.SimpleNamespace(check_group=refuse)
     with pytest.raises(RequestError, match="12 heads"):
-        together(pair, STREAM, wrong)
+        grouped_stages(pair, STREAM, wrong)
     shared: Any = types.SimpleNamespace(
         parallel_stages=("denoise",), check_group=refuse, build_parallel=STREAM.build_parallel, spec=STREAM.spec
     )
     with pytest.raises(RequestError, match="12 heads"):
-        together(pair, shared, None)
+        grouped_stages(pair, shared, None)
     with pytest.raises(ConfigError, match="nothing to compute together"):
-        together(pair, load(NUMPY, {}), None)
+        grouped_stages(pair, load(NUMPY, {}), None)
 
 
 def test_a_place_says_which_process_on_which_machine() -> None:

@@ -34,7 +34,7 @@ from reelwire.pipeline.job import JobOutput, JobStep
 from reelwire.workers import emulated, emulated_jobs
 from reelwire.workers.actions import BuildStage, Job
 from reelwire.workers.checkpoints import read_values, write_snapshot
-from reelwire.workers.collectives import Bond, GroupBrokenError
+from reelwire.workers.collectives import Communicator, GroupBrokenError
 from reelwire.workers.config import WorkerConfig
 from reelwire.workers.group import GroupThread
 from reelwire.workers.group_events import (
@@ -229,10 +229,10 @@ def test_groups_13_a_group_that_broke_under_a_chunk_fails_it(group: Group, monke
     initialize = InitializeStage("s", "emulated", "denoise", 1, 1, 9, {"seed": 1}, {}, Artifact())
     assert group.at_stage(initialize).failure is None
 
-    def broken(_: Bond) -> None:
+    def broken(_: Communicator) -> None:
         raise GroupBrokenError("another rank of the group has failed")
 
-    monkeypatch.setattr(Bond, "check", broken)
+    monkeypatch.setattr(Communicator, "check", broken)
     inputs = {"condition": Artifact({"mark": 1}), "control": Artifact()}
     report = group.at_stage(RunTask("s", "emulated", "denoise", 1, 1, 0, inputs, True, False))
     assert report.failure is not None

@@ -13,11 +13,11 @@ from reelwire.pipeline.job import JobOutput
 from reelwire.workers import events
 from reelwire.workers.group_events import (
     CloseJob,
-    FellowLost,
     KeepJob,
     KillRanks,
     MakeResult,
     OrderReport,
+    RankExited,
     StartJob,
     StepJob,
 )
@@ -385,7 +385,7 @@ def test_groups_04_a_rank_that_is_gone_ends_the_epoch_whatever_is_underway(toy: 
     rig = ahead(toy)
     outcome(rig, 1, 1, BROKE, is_broken=True)
     if how == "gone":
-        rig.do(FellowLost(rig.now, 2, "its process has ended"))
+        rig.do(RankExited(rig.now, 2, "its process has ended"))
     else:
         rig.hear(m.EndGroup(EPOCH, (2,), "it is silent"))
     assert rig.stopped is not None

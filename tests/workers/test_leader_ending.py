@@ -33,7 +33,7 @@ def code(rig: LeadRig) -> int | None:
 def test_groups_04_a_rank_that_is_gone_ends_the_epoch(toy: Any) -> None:
     """The broker is told, it is killed for certain, the others hear of it, and the process ends with a sentence."""
     rig = LeadRig(toy.spec, world=3).formed()
-    rig.do(group_events.FellowLost(rig.now, 1, "its process has ended"))
+    rig.do(group_events.RankExited(rig.now, 1, "its process has ended"))
     (lost, _) = rig.take(m.RanksLost, m.Goodbye)
     assert (lost.epoch, lost.ranks) == (EPOCH, (1,))
     assert rig.wanted(KillRanks) == [KillRanks((1,))]
@@ -153,7 +153,7 @@ def test_groups_11_an_idle_group_leaves_together(toy: Any) -> None:
     assert rig.decided().act == "leave"
     rig.done()
     rig.answer(1)
-    rig.do(group_events.FellowLost(rig.now, 2, "its process has ended"))
+    rig.do(group_events.RankExited(rig.now, 2, "its process has ended"))
     assert code(rig) == 0
     assert [type(each) for each in rig.take(m.RanksLost, m.Goodbye)] == [m.Goodbye]
     assert isinstance(rig.told[-1], Farewell)

@@ -14,7 +14,6 @@ from reelwire.workers.actions import AnswerProbe, BuildStage, Job, Ready
 from reelwire.workers.group_events import (
     AtStage,
     CloseJob,
-    FellowLost,
     FilesFound,
     FindFiles,
     Form,
@@ -22,6 +21,7 @@ from reelwire.workers.group_events import (
     KillRanks,
     LeaveGroup,
     LoadJobs,
+    RankExited,
     StartJob,
     StepJob,
     TakeIn,
@@ -330,7 +330,7 @@ def test_groups_02_a_rank_that_is_out_of_step_ends_the_epoch(toy: Any, acts: tup
 def test_groups_04_a_rank_that_is_gone_ends_the_epoch(toy: Any) -> None:
     """Whoever sees it says so, kills it for certain, and leaves to be started anew."""
     rig = FollowRig(toy.spec).greeted()
-    rig.do(FellowLost(rig.now, 2, "its process has ended"))
+    rig.do(RankExited(rig.now, 2, "its process has ended"))
     assert rig.take(m.RanksLost)[0].ranks == (2,)
     assert rig.wanted(KillRanks) == [KillRanks((2,))]
     assert code(rig) == 1
@@ -384,9 +384,9 @@ def test_groups_11_a_rank_that_is_asked_to_stop_asks_its_leader(toy: Any) -> Non
     rig.decide("leave")
     rig.done()
     assert code(rig) is None
-    rig.do(FellowLost(rig.now, 2, "its process has ended"))
+    rig.do(RankExited(rig.now, 2, "its process has ended"))
     assert code(rig) is None
-    rig.do(FellowLost(rig.now, 0, "its process has ended"))
+    rig.do(RankExited(rig.now, 0, "its process has ended"))
     assert code(rig) == 0
     assert not rig.take(m.RanksLost)
     assert not rig.wanted(KillRanks)

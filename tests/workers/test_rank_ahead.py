@@ -8,7 +8,7 @@ import pytest
 
 from reelwire import messages as m
 from reelwire.group_messages import Have, Outcome
-from reelwire.workers.group_events import CloseJob, FellowLost, FilesFound, LeaveGroup, StartJob, StepJob
+from reelwire.workers.group_events import CloseJob, FilesFound, LeaveGroup, RankExited, StartJob, StepJob
 from reelwire.workers.rank import MARGIN_S
 
 from .group_rig import NO, FollowRig, run_job
@@ -91,5 +91,5 @@ def test_groups_07_a_lost_broker_leaves_a_step_that_waits(toy: Any) -> None:
     rig.welcome()
     rig.done()
     assert rig.order == StepJob()
-    rig.do(FellowLost(rig.now, 2, "its process has ended"))
+    rig.do(RankExited(rig.now, 2, "its process has ended"))
     assert code(rig) == 1

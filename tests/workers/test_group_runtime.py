@@ -42,7 +42,7 @@ from reelwire.workers.group_events import (
     WriteCheckpoint,
     WritePart,
 )
-from reelwire.workers.group_loop import Together
+from reelwire.workers.group_loop import GroupRuntime
 from reelwire.workers.memory import SharedMemory
 
 from .conftest import FULL_BYTES
@@ -78,28 +78,28 @@ class FakeLoop:
         self.faults.put(error)
 
 
-def together(scratch: Path, context: zmq.Context[Any], loop: FakeLoop) -> Together:
+def runtime(scratch: Path, context: zmq.Context[Any], loop: FakeLoop) -> GroupRuntime:
     config = WorkerConfig(name="w", scratch_dir=str(scratch))
     jobs, stream = emulated_jobs.pipeline(), emulated.pipeline()
-    return Together(config, stream, (), jobs, 1, context, zmq.Poller(), SharedMemory(0), loop)
+    return GroupRuntime(config, stream, (), jobs, 1, context, zmq.Poller(), SharedMemory(0), loop)
 
 
 class Rig:
-    """A `Together` and its loop."""
+    """A `GroupRuntime` and its loop."""
 
     def __init__(self, scratch: Path) -> None:
         self.loop = FakeLoop()
         self.context: zmq.Context[Any] = zmq.Context()
-        self.together = together(scratch, self.context, self.loop)
+        self.runtime = runtime(scratch, self.context, self.loop)
 
     def did(self, action: Any) -> Any:
         """What comes of an action in the end."""
-        self.together.perform(action, 1)
+        self.runtime.perform(action, 1)
         return self.loop.events.get(timeout=LIMIT_S)
 
     def close(self) -> None:
         """All threads have ended, and nothing is left."""
-        assert self.together.close(LIMIT_S) == []
+        assert self.runtime.close(LIMIT_S) == []
         self.context.term()
 
 
@@ -120,7 +120,7 @@ def test_strangers_on_the_link_are_in_the_log_once(rig: Rig, monkeypatch: pytest
         warning=lambda event, **fields: said.append((event, fields["reason"])),
         info=lambda event, **fields: said.append((event, fields["dropped"])),
     )
-    monkeypatch.setattr(rig.together, "_log", log)
+    monkeypatch.setattr(rig.runtime, "_log", log)
     opened = rig.did(OpenLink(3, b"secret", (Member(0, "", 0),)))
     stranger = rig.context.socket(zmq.DEALER)
     try:
@@ -130,10 +130,10 @@ def test_strangers_on_the_link_are_in_the_log_once(rig: Rig, monkeypatch: pytest
             assert time.monotonic() < until, "nothing is said"
             stranger.send(b"")
             stranger.send_multipart(wire.encode(RankHello(3, b"wrong", 1), 3))
-            assert list(rig.together.receive()) == []
+            assert list(rig.runtime.receive()) == []
     finally:
         stranger.close(linger=0)
-        rig.together._part()
+        rig.runtime._part()
     assert said[:2] == [("link_message_dropped", "malformed"), ("link_message_dropped", "stranger")]
     (closed,) = said[2:]
     assert closed[0] == "link_closed"
@@ -157,7 +157,7 @@ def test_a_file_is_fetched_and_dropped(rig: Rig) -> None:
         written.append(rig.did(WritePart(offer, FilePart(offer.file, index, tensors.from_array(part)))))
     assert [(each.parts, bool(each.path), each.failure) for each in written] == [(1, False, None), (2, True, None)]
     assert rig.did(FindFiles(run(offer))).files == {offer.file: written[1].path}
-    rig.together.perform(DropFiles("j", 1), 1)
+    rig.runtime.perform(DropFiles("j", 1), 1)
     assert rig.did(FindFiles(run(offer))).missing == (offer,)
 
 
@@ -176,10 +176,10 @@ def test_groups_12_a_checkpoint_is_written_and_goes_with_its_attempt(rig: Rig) -
     paths = [Path(each.offer.path) for each in written]
     assert [(each.step, each.failure) for each in written] == [(3, None), (4, None)]
     assert [read_values(path, "numpy") for path in paths] == [{"step": 3}, {"step": 4}]
-    rig.together.perform(DropFiles("j", 1, "checkpoint", paths[1].name), 1)
+    rig.runtime.perform(DropFiles("j", 1, "checkpoint", paths[1].name), 1)
     rig.did(FindFiles(run()))
     assert [path.exists() for path in paths] == [False, True]
-    rig.together.perform(DropFiles("j", 1), 1)
+    rig.runtime.perform(DropFiles("j", 1), 1)
     rig.did(FindFiles(run()))
     assert not paths[1].exists()
 
@@ -188,7 +188,7 @@ def test_groups_12_a_checkpoint_that_has_no_room_is_told(rig: Rig, full_disk: No
     """As a lack of room; nothing of it stays."""
     written = rig.did(WriteCheckpoint("j", 1, 3, snapshot_of({"x": np.zeros(FULL_BYTES, np.uint8)})))
     assert (written.step, written.offer, written.failure.kind) == (3, None, "overload")
-    assert [path.name for path in rig.together._files.folder.iterdir()] == ["lock"]
+    assert [path.name for path in rig.runtime._files.folder.iterdir()] == ["lock"]
 
 
 def test_a_result_is_made_and_sent(rig: Rig) -> None:
@@ -197,10 +197,10 @@ def test_a_result_is_made_and_sent(rig: Rig) -> None:
     assert isinstance(made, ResultMade)
     assert made.offer is not None
     assert made.facts == {"x": 1}
-    rig.together.perform(SendParts(4, made.offer.file, 0, 9), 1)
+    rig.runtime.perform(SendParts(4, made.offer.file, 0, 9), 1)
     connection, attachment, part = rig.loop.said.get(timeout=LIMIT_S)
     assert (connection, attachment, part.index) == (1, 4, 0)
-    rig.together.perform(SendParts(4, "f" * 64, 0, 9), 2)
+    rig.runtime.perform(SendParts(4, "f" * 64, 0, 9), 2)
     assert isinstance(rig.loop.said.get(timeout=LIMIT_S)[2], FileGone)
 
 
@@ -226,8 +226,8 @@ def test_groups_01_a_body_is_taken_in_at_once(rig: Rig) -> None:
         InitializeStage("s", "p", "denoise", 1, 1, 9, {}, lost["x"].tensors, Artifact(), 6),
     ]
     for body in bodies:
-        rig.together.perform(TakeIn(body), 1)
-    taken: list[Any] = list(rig.together.happened())
+        rig.runtime.perform(TakeIn(body), 1)
+    taken: list[Any] = list(rig.runtime.happened())
     assert all(isinstance(each, TakenIn) for each in taken)
     assert [each.body for each in taken] == bodies
     assert [None if each.failure is None else each.failure.kind for each in taken] == [
@@ -236,14 +236,14 @@ def test_groups_01_a_body_is_taken_in_at_once(rig: Rig) -> None:
         None,
         "worker_lost",
     ]
-    assert list(rig.together.happened()) == []
+    assert list(rig.runtime.happened()) == []
 
 
 def test_a_fault_on_a_thread_of_ours_is_told(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     """It ends the process, and isn't lost with the thread; that goes on."""
     broken: Any = None
-    monkeypatch.setattr(rig.together._files, "find", broken)
-    rig.together.perform(FindFiles(run()), 1)
+    monkeypatch.setattr(rig.runtime._files, "find", broken)
+    rig.runtime.perform(FindFiles(run()), 1)
     assert isinstance(rig.loop.faults.get(timeout=LIMIT_S), TypeError)
     assert rig.did(Do(LoadJobs())).failure is None
 
@@ -252,7 +252,7 @@ def test_a_folder_that_can_not_be_made_is_a_wrong_setting(tmp_path: Path) -> Non
     """With its name."""
     (tmp_path / "file").write_text("no folder")
     with zmq.Context() as context, pytest.raises(ConfigError, match="scratch_dir"):
-        together(tmp_path / "file", context, FakeLoop())
+        runtime(tmp_path / "file", context, FakeLoop())
 
 
 def test_a_thread_that_hangs_leaves_no_files_behind(tmp_path: Path) -> None:
@@ -264,10 +264,10 @@ def test_a_thread_that_hangs_leaves_no_files_behind(tmp_path: Path) -> None:
         go_on.wait(LIMIT_S)
 
     hung = Rig(scratch)
-    hung.together._chores.do(hang)
+    hung.runtime._chores.do(hang)
     assert began.wait(LIMIT_S)
-    assert "files" in hung.together.close(0.5)
+    assert "files" in hung.runtime.close(0.5)
     assert not list(scratch.iterdir())
     go_on.set()
-    assert hung.together._chores.join(LIMIT_S)
+    assert hung.runtime._chores.join(LIMIT_S)
     hung.context.term()

@@ -14,7 +14,15 @@ import pytest
 
 from reelwire.errors import ConfigError
 from reelwire.messages import Member
-from reelwire.workers.fellows import Fellows, address_of, check_host, interface_to, is_local, started_at, this_machine
+from reelwire.workers.rank_processes import (
+    RankProcesses,
+    address_of,
+    check_host,
+    interface_to,
+    is_local,
+    started_at,
+    this_machine,
+)
 
 LIMIT_S = 30.0
 pytestmark = pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="no pidfd here: nothing is watched")
@@ -41,9 +49,9 @@ def members(*pids: int, machine: str = "") -> list[Member]:
     return [Member(rank, machine or this_machine(), pid, started_at(pid)) for rank, pid in enumerate(pids)]
 
 
-def wait_for_one(fellows: Fellows) -> None:
+def wait_for_one(watched: RankProcesses) -> None:
     poll = select.poll()
-    for descriptor in fellows.descriptors.values():
+    for descriptor in watched.descriptors.values():
         poll.register(descriptor, select.POLLIN)
     assert poll.poll(LIMIT_S * 1000), "nobody has ended"
 
@@ -51,31 +59,31 @@ def wait_for_one(fellows: Fellows) -> None:
 def test_groups_04_a_killed_rank_is_seen_at_once(spawn: Callable[[], subprocess.Popen[bytes]]) -> None:
     """Its descriptor becomes readable; it is told of once, and the others are watched on."""
     processes = [spawn(), spawn()]
-    fellows = Fellows(members(os.getpid(), *(each.pid for each in processes)), 0)
-    assert set(fellows.descriptors) == {1, 2}
-    assert fellows.ended() == []
+    watched = RankProcesses(members(os.getpid(), *(each.pid for each in processes)), 0)
+    assert set(watched.descriptors) == {1, 2}
+    assert watched.ended() == []
     began = time.monotonic()
     processes[0].send_signal(signal.SIGKILL)
-    wait_for_one(fellows)
+    wait_for_one(watched)
     assert time.monotonic() - began < LIMIT_S
-    assert fellows.ended() == [1]
-    assert fellows.ended() == []
-    assert set(fellows.descriptors) == {2}
-    fellows.close()
+    assert watched.ended() == [1]
+    assert watched.ended() == []
+    assert set(watched.descriptors) == {2}
+    watched.close()
 
 
 def test_groups_04_a_stopped_rank_is_killed_for_certain(spawn: Callable[[], subprocess.Popen[bytes]]) -> None:
     """SIGSTOP keeps it from everything but SIGKILL; its end is seen although nobody has waited for it."""
     process = spawn()
-    fellows = Fellows(members(os.getpid(), process.pid), 0)
+    watched = RankProcesses(members(os.getpid(), process.pid), 0)
     process.send_signal(signal.SIGSTOP)
-    assert fellows.ended() == []
-    assert fellows.kill([0, 1, 7]) == [1]
-    wait_for_one(fellows)
-    assert fellows.ended() == [1]
+    assert watched.ended() == []
+    assert watched.kill([0, 1, 7]) == [1]
+    wait_for_one(watched)
+    assert watched.ended() == [1]
     assert process.wait(LIMIT_S) == -signal.SIGKILL
-    assert fellows.kill([1]) == []
-    fellows.close()
+    assert watched.kill([1]) == []
+    watched.close()
 
 
 def test_a_rank_that_was_gone_before_is_told_of(spawn: Callable[[], subprocess.Popen[bytes]]) -> None:
@@ -84,20 +92,20 @@ def test_a_rank_that_was_gone_before_is_told_of(spawn: Callable[[], subprocess.P
     told = members(os.getpid(), process.pid)
     process.kill()
     process.wait(LIMIT_S)
-    fellows = Fellows(told, 0)
-    assert fellows.ended() == [1]
-    assert fellows.ended() == []
-    fellows.close()
+    watched = RankProcesses(told, 0)
+    assert watched.ended() == [1]
+    assert watched.ended() == []
+    watched.close()
 
 
 def test_a_number_that_was_given_again_is_nobody_of_ours(spawn: Callable[[], subprocess.Popen[bytes]]) -> None:
     """A descriptor stands for the process that it was opened for: to kill that one again kills nobody."""
     process = spawn()
-    fellows = Fellows(members(os.getpid(), process.pid), 0)
+    watched = RankProcesses(members(os.getpid(), process.pid), 0)
     process.kill()
     process.wait(LIMIT_S)  # from here on the number is free
-    assert fellows.kill([1]) == []
-    fellows.close()
+    assert watched.kill([1]) == []
+    watched.close()
 
 
 @pytest.mark.parametrize("started", [0, 1])
@@ -106,12 +114,14 @@ def test_groups_04_a_process_that_was_started_at_another_time_is_nobody_of_ours(
 ) -> None:
     """Whoever says a number in its hello has nobody else's process killed by it; one that doesn't say when isn't watched."""
     process = spawn()
-    fellows = Fellows([Member(0, this_machine(), os.getpid()), Member(1, this_machine(), process.pid, started)], 0)
-    assert not fellows.descriptors
-    assert fellows.kill([1]) == []
-    assert fellows.ended() == []
+    watched = RankProcesses(
+        [Member(0, this_machine(), os.getpid()), Member(1, this_machine(), process.pid, started)], 0
+    )
+    assert not watched.descriptors
+    assert watched.kill([1]) == []
+    assert watched.ended() == []
     assert process.poll() is None
-    fellows.close()
+    watched.close()
 
 
 def test_the_start_of_a_process_is_known(spawn: Callable[[], subprocess.Popen[bytes]]) -> None:
@@ -128,14 +138,14 @@ def test_ranks_of_other_machines_are_not_watched(spawn: Callable[[], subprocess.
     """The same number is another process there."""
     process = spawn()
     others = members(os.getpid(), process.pid, machine="elsewhere")
-    fellows = Fellows(others, 0)
-    assert not fellows.descriptors
-    assert fellows.kill([1]) == []
+    watched = RankProcesses(others, 0)
+    assert not watched.descriptors
+    assert watched.kill([1]) == []
     assert process.poll() is None
     assert not is_local(others)
     assert not is_local([*members(1), *others])
     assert is_local(members(1, 2))
-    fellows.close()
+    watched.close()
 
 
 def test_a_machine_is_told_from_others() -> None:

@@ -124,7 +124,7 @@ def _address_of_interface(probe: socket.socket, name: str) -> bytes:
     return answer[20:24]
 
 
-class Fellows:
+class RankProcesses:
     """Watches the other ranks of a group.
 
     Args:
