@@ -39,7 +39,7 @@ class Job(JobBase):
             return
         at.jobs[self.id] = self
         for stored in self.kept:
-            at.shelf.hold(stored.file, stored.nbytes)
+            at.store.hold(stored.file, stored.nbytes)
         if state == "queued":
             self._enter_queue(again=False)
         elif state in ENDED:
@@ -74,7 +74,7 @@ class Job(JobBase):
         self.state = "refused"
         del at.keys[key]
         for stored in self.request.files:
-            at.shelf.release(stored.file)
+            at.store.release(stored.file)
         failure = short(event.failure)
         at.desk.counters["jobs_refused"] += 1
         at.desk.log("info", "job_refused", key=key, failure=failure.kind, field=failure.field, reason=failure.message)
@@ -239,7 +239,7 @@ class Job(JobBase):
         output = self.record.output
         if output:
             self.state = "exporting"
-            self._at.shelf.ask(lambda ticket: ExportFile(ticket, result.file, output), self._exported)
+            self._at.store.ask(lambda ticket: ExportFile(ticket, result.file, output), self._exported)
         else:
             self._end("succeeded")
 

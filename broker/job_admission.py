@@ -269,16 +269,16 @@ class Admission:
 
     def _look(self, checking: _Checking) -> None:
         """Have the next thing of a request looked at."""
-        shelf, record = self._at.shelf, checking.job.record
+        store, record = self._at.store, checking.job.record
         if not checking.is_output_right:
-            shelf.ask(lambda ticket: CheckOutput(ticket, record.output, record.suffix), self._output_checked)
+            store.ask(lambda ticket: CheckOutput(ticket, record.output, record.suffix), self._output_checked)
             return
         file = checking.next_file
         if file.stored is None:
-            shelf.begin_import()
-            shelf.ask(_importing(file, self._at.config.upload_bytes_max), self._imported)
+            store.begin_import()
+            store.ask(_importing(file, self._at.config.upload_bytes_max), self._imported)
         else:
-            shelf.ask(_inspecting(file, file.stored), self._inspected)
+            store.ask(_inspecting(file, file.stored), self._inspected)
 
     def _output_checked(self, event: FileEvent) -> None:
         checking = self._disk.end()
@@ -293,20 +293,20 @@ class Admission:
         failure = event.failure
         if failure is None:
             failure = self._keep_import(checking.job, file, StoredFile(event.sha256, event.nbytes))
-        self._at.shelf.end_import()
+        self._at.store.end_import()
         self._next(checking, failure, file.field)
 
     def _keep_import(self, job: Job, file: _File, stored: StoredFile) -> Failure | None:
         """Hold what came into the store, if there is room for it."""
-        shelf = self._at.shelf
-        is_new = shelf.find(stored.file) is None
+        store = self._at.store
+        is_new = store.find(stored.file) is None
         has_room = not is_new or self._quota.make_room(stored.nbytes, "request")
-        shelf.hold(stored.file, stored.nbytes)
+        store.hold(stored.file, stored.nbytes)
         if has_room:
             job.request.files.append(stored)
             file.stored = stored
             return None
-        shelf.release(stored.file)
+        store.release(stored.file)
         advice = self._at.config.retry_after_s
         return Failure("overload", f"there is no room for its {stored.nbytes} bytes", retry_after_s=advice)
 
@@ -333,10 +333,10 @@ class Admission:
 
     def _keep(self, job: Job, file: _File, sha256: str) -> None:
         """Hold a file that is here already."""
-        shelved = self._at.shelf.find(sha256)
-        assert shelved is not None, "a file that isn't here"
-        file.stored = StoredFile(sha256, shelved.nbytes)
-        self._at.shelf.hold(sha256, shelved.nbytes)
+        indexed = self._at.store.find(sha256)
+        assert indexed is not None, "a file that isn't here"
+        file.stored = StoredFile(sha256, indexed.nbytes)
+        self._at.store.hold(sha256, indexed.nbytes)
         job.request.files.append(file.stored)
 
 

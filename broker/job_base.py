@@ -214,9 +214,9 @@ class JobBase(ABC):
         """Have a file come; whether that is clear. False: there is no room for it."""
         at, offer = self._at, arriving.offer
         self._drop_arriving()
-        shelved = at.shelf.find(offer.file)
-        if shelved is not None and shelved.nbytes == offer.nbytes:
-            at.shelf.hold(offer.file, offer.nbytes)
+        indexed = at.store.find(offer.file)
+        if indexed is not None and indexed.nbytes == offer.nbytes:
+            at.store.hold(offer.file, offer.nbytes)
             self._arriving = arriving
             self._take_in(None)
             return True

@@ -12,7 +12,7 @@ from reelwire.messages import Failure, FileOffer
 from .actions import Persist
 from .desk import Desk
 from .groups import Group, Groups
-from .job_files import Shelf
+from .job_files import StoreIndex
 from .job_incoming import Incoming
 from .job_news import News
 from .job_outgoing import Outgoing
@@ -41,7 +41,7 @@ class JobDesk:
         desk: where actions and lines of the log go.
         config: settings.
         groups: the worker groups.
-        shelf: files of the store.
+        store: files of the store.
         incoming: files that come.
         outgoing: files that go.
         queue: jobs that wait for a group.
@@ -67,9 +67,9 @@ class JobDesk:
         self.desk = desk
         self.config = desk.config
         self.groups = groups
-        self.shelf = Shelf(desk)
-        self.incoming = Incoming(desk, self.shelf)
-        self.outgoing = Outgoing(self.shelf)
+        self.store = StoreIndex(desk)
+        self.incoming = Incoming(desk, self.store)
+        self.outgoing = Outgoing(self.store)
         self.queue = JobQueue()
         self.news = News(self)
         self.jobs: dict[str, JobBase] = {}
@@ -197,7 +197,7 @@ class JobDesk:
     def leaving_bytes(self) -> int:
         """Bytes of files that nobody but a record holds that is being written anew without them."""
         self.leaving = +self.leaving
-        held = [(self.shelf.find(file), count) for file, count in self.leaving.items()]
+        held = [(self.store.find(file), count) for file, count in self.leaving.items()]
         return sum(one.nbytes for one, count in held if one is not None and count == one.jobs + one.uploads)
 
     def uploads_used(self, peer: Peer, files: Sequence[str]) -> None:
@@ -209,14 +209,14 @@ class JobDesk:
     def drop_upload(self, peer: Peer, name: str) -> None:
         """A client's upload isn't kept for its own sake any more."""
         stored = self.uploads[peer]
-        self.shelf.release(stored.pop(name).file, "upload")
+        self.store.release(stored.pop(name).file, "upload")
         if not stored:
             del self.uploads[peer]
 
     def _let_go(self, files: Sequence[StoredFile]) -> None:
         for stored in files:
             self.leaving[stored.file] -= 1
-            self.shelf.release(stored.file)
+            self.store.release(stored.file)
 
     # --- limits --------------------------------------------------------------------------------------------------------
 

@@ -22,7 +22,7 @@ Holder = Literal["job", "upload"]
 
 
 @dataclass(slots=True)
-class Shelved:
+class IndexedFile:
     """A file of the store: its size, and how often it is held, by jobs and by uploads that are part of none yet."""
 
     nbytes: int
@@ -30,7 +30,7 @@ class Shelved:
     uploads: int = 0
 
 
-class Shelf:
+class StoreIndex:
     """All files of the store, and what is on its way into it.
 
     Args:
@@ -43,7 +43,7 @@ class Shelf:
     def __init__(self, desk: Desk) -> None:
         """Start empty."""
         self._desk = desk
-        self._files: dict[str, Shelved] = {}
+        self._files: dict[str, IndexedFile] = {}
         self._unheld: dict[str, None] = {}
         self._coming: Counter[str] = Counter()
         self._coming_bytes = 0
@@ -60,34 +60,34 @@ class Shelf:
         """Bytes of all files that are held, and of those that are coming."""
         return self._held_bytes + self._coming_bytes
 
-    def find(self, file: str) -> Shelved | None:
+    def find(self, file: str) -> IndexedFile | None:
         """A file that is there and held."""
         return self._files.get(file)
 
     def hold(self, file: str, nbytes: int, by: Holder = "job") -> None:
         """Keep a file that is in the store."""
-        shelved = self._files.get(file)
-        if shelved is None:
-            shelved = self._files[file] = Shelved(nbytes)
+        indexed = self._files.get(file)
+        if indexed is None:
+            indexed = self._files[file] = IndexedFile(nbytes)
             self._held_bytes += nbytes
             self._unheld.pop(file, None)
         if by == "job":
-            shelved.jobs += 1
+            indexed.jobs += 1
         else:
-            shelved.uploads += 1
+            indexed.uploads += 1
 
     def release(self, file: str, by: Holder = "job") -> None:
         """Somebody needs a file no more; it goes when nobody does."""
-        shelved = self._files[file]
+        indexed = self._files[file]
         if by == "job":
-            assert shelved.jobs > 0, f"{file} is held by no job"
-            shelved.jobs -= 1
+            assert indexed.jobs > 0, f"{file} is held by no job"
+            indexed.jobs -= 1
         else:
-            assert shelved.uploads > 0, f"{file} is held by no upload"
-            shelved.uploads -= 1
-        if not shelved.jobs and not shelved.uploads:
+            assert indexed.uploads > 0, f"{file} is held by no upload"
+            indexed.uploads -= 1
+        if not indexed.jobs and not indexed.uploads:
             del self._files[file]
-            self._held_bytes -= shelved.nbytes
+            self._held_bytes -= indexed.nbytes
             self._unheld[file] = None
             self._tidy()
 
@@ -149,10 +149,10 @@ class Shelf:
 
     def check(self, jobs: Counter[str], uploads: Counter[str], coming: Counter[str]) -> None:
         """Assert that files are held exactly as often as these say, and that their bytes add up."""
-        held = {file: (shelved.jobs, shelved.uploads) for file, shelved in self._files.items()}
+        held = {file: (indexed.jobs, indexed.uploads) for file, indexed in self._files.items()}
         wanted = {file: (jobs[file], uploads[file]) for file in {*jobs, *uploads}}
         assert held == wanted, "files are held more often than they are needed, or less"
-        assert self._held_bytes == sum(shelved.nbytes for shelved in self._files.values()), "bytes don't add up"
+        assert self._held_bytes == sum(indexed.nbytes for indexed in self._files.values()), "bytes don't add up"
         assert self._coming == coming, "other files are expected than come"
         assert not self._unheld or self._imports or set(self._unheld) <= set(coming), "a file is left that nobody needs"
         assert not set(self._unheld) & set(self._files), "a file that is needed would be removed"

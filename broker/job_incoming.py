@@ -19,7 +19,7 @@ from reelwire.tensors import Inline, TensorRef
 from .actions import AppendPart, ReceiveFile
 from .desk import Desk
 from .events import FileDone, PartStored
-from .job_files import FileEvent, Holder, Shelf
+from .job_files import FileEvent, Holder, StoreIndex
 from .peers import Peer
 from .timers import Timers
 
@@ -84,13 +84,13 @@ class Incoming:
 
     Args:
         desk: settings and time.
-        shelf: the store.
+        store: the files of the store, and what is asked of it.
     """
 
-    def __init__(self, desk: Desk, shelf: Shelf) -> None:
+    def __init__(self, desk: Desk, store: StoreIndex) -> None:
         """Start with none."""
         self._desk = desk
-        self._shelf = shelf
+        self._store = store
         self._coming: dict[tuple[Peer, str], Receiving] = {}
         self._by_ticket: dict[int, Receiving] = {}
         self._stalls: Timers[int] = Timers()
@@ -127,8 +127,8 @@ class Incoming:
         receiving = self._coming.get(at)
         if receiving is None:
             receiving = self._coming[at] = Receiving(*at, *what, by, grant)
-            self._shelf.expect(receiving.file, receiving.nbytes)
-            receiving.ticket = self._shelf.ask(lambda ticket: ReceiveFile(ticket, what[1], what[0]), self._answered)
+            self._store.expect(receiving.file, receiving.nbytes)
+            receiving.ticket = self._store.ask(lambda ticket: ReceiveFile(ticket, what[1], what[0]), self._answered)
             self._by_ticket[receiving.ticket] = receiving
             self._grant(receiving, written=0)
         taker = Taker(receiving, done)
@@ -279,12 +279,12 @@ class Incoming:
                 del self._wanting[receiving.peer]
             self._share()
         if not is_done:
-            self._shelf.drop(receiving.ticket)
+            self._store.drop(receiving.ticket)
         takers, receiving.takers = receiving.takers, []
         if failure is None:
             for _ in takers:
-                self._shelf.hold(receiving.file, receiving.nbytes, receiving.by)
-        self._shelf.came(receiving.file, receiving.nbytes)
+                self._store.hold(receiving.file, receiving.nbytes, receiving.by)
+        self._store.came(receiving.file, receiving.nbytes)
         for taker in takers:
             taker.done(failure)
 

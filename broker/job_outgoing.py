@@ -13,7 +13,7 @@ from reelwire.job_parts import FILE_PART_BYTES, parts_of
 
 from .actions import ReadPart
 from .events import PartRead
-from .job_files import FileEvent, Shelf
+from .job_files import FileEvent, StoreIndex
 from .job_record import StoredFile
 from .peers import Peer
 
@@ -83,12 +83,12 @@ class Outgoing:
     """All files that are on their way to somebody.
 
     Args:
-        shelf: the store.
+        store: the files of the store, and what is asked of it.
     """
 
-    def __init__(self, shelf: Shelf) -> None:
+    def __init__(self, store: StoreIndex) -> None:
         """Start with none."""
-        self._shelf = shelf
+        self._store = store
         self._lines: dict[Peer, _Line] = {}
         self._turns: dict[Peer, None] = {}
         self._reads: dict[int, tuple[Peer, Name]] = {}
@@ -191,7 +191,7 @@ class Outgoing:
             if line is None or sending is None:
                 continue
             file, index = sending.file.file, sending.next
-            sending.ticket = self._shelf.ask(_reading(file, index), self._was_read)
+            sending.ticket = self._store.ask(_reading(file, index), self._was_read)
             self._reads[sending.ticket] = (peer, next(reversed(line.sendings)))
             line.reads += 1
             self._turns[peer] = None

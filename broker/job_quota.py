@@ -56,7 +56,7 @@ class Quota:
         at, most = self._at, self._at.config.state_bytes_max
         if by in RESERVED:
             most -= most // RESERVED[by]
-        over = at.shelf.nbytes - at.leaving_bytes + nbytes - most
+        over = at.store.nbytes - at.leaving_bytes + nbytes - most
         if over <= 0:
             return True
         given: list[Callable[[], None]] = []
@@ -99,6 +99,6 @@ class Quota:
     def _results(self, jobs: Iterable[JobBase]) -> Iterator[Giving]:
         for job in jobs:
             result = job.record.result
-            shelved = None if result is None else self._at.shelf.find(result.file)
-            if shelved is not None and shelved.jobs + shelved.uploads == 1:  # else somebody needs it as well: it stays
-                yield shelved.nbytes, partial(job.handle, Evicted())
+            indexed = None if result is None else self._at.store.find(result.file)
+            if indexed is not None and indexed.jobs + indexed.uploads == 1:  # else somebody needs it as well: it stays
+                yield indexed.nbytes, partial(job.handle, Evicted())

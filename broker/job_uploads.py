@@ -47,10 +47,10 @@ class Uploads:
 
     def has(self, peer: Peer, file: str) -> bool:
         """Whether a client may refer to a file: it has uploaded it, or a job needs it."""
-        shelved = self._at.shelf.find(file)
-        if shelved is None:
+        indexed = self._at.store.find(file)
+        if indexed is None:
             return False
-        return shelved.jobs > 0 or any(stored.file == file for stored in self._at.uploads.get(peer, {}).values())
+        return indexed.jobs > 0 or any(stored.file == file for stored in self._at.uploads.get(peer, {}).values())
 
     def begin(self, peer: Peer, message: m.BeginUpload) -> None:
         """Say how much of a file may come, or why it may not."""
@@ -64,7 +64,7 @@ class Uploads:
         if failure is not None:
             self._refuse(peer, name, replace(failure, field=message.field))
         elif self.has(peer, message.sha256):
-            at.shelf.hold(message.sha256, message.nbytes, "upload")
+            at.store.hold(message.sha256, message.nbytes, "upload")
             self._stored(peer, name, StoredFile(message.sha256, message.nbytes))
         else:
             self._receive(peer, message)
@@ -115,11 +115,11 @@ class Uploads:
             if not self._drop_oldest(peer):
                 reason = f"{self._nbytes(peer)} bytes of this client are on their way already"
                 return Failure("overload", reason, retry_after_s=config.retry_after_s)
-        shelved = at.shelf.find(message.sha256) if self.has(peer, message.sha256) else None
-        if shelved is not None:
-            if shelved.nbytes == nbytes:
+        indexed = at.store.find(message.sha256) if self.has(peer, message.sha256) else None
+        if indexed is not None:
+            if indexed.nbytes == nbytes:
                 return None
-            return Failure("request", f"has {nbytes} bytes, and {shelved.nbytes} by its SHA-256")
+            return Failure("request", f"has {nbytes} bytes, and {indexed.nbytes} by its SHA-256")
         if not self._quota.make_room(nbytes, "request"):
             return Failure("overload", f"there is no room for {nbytes} bytes", retry_after_s=config.retry_after_s)
         return None
@@ -151,9 +151,9 @@ class Uploads:
             for name, stored in at.uploads[peer].items():
                 owners.setdefault(stored.file, []).append((peer, name))
         for file, names in owners.items():
-            shelved = at.shelf.find(file)
-            if shelved is not None and not shelved.jobs:
-                yield shelved.nbytes, partial(self._drop_all, names)
+            indexed = at.store.find(file)
+            if indexed is not None and not indexed.jobs:
+                yield indexed.nbytes, partial(self._drop_all, names)
 
     def _drop_all(self, names: list[tuple[Peer, str]]) -> None:
         for peer, name in names:

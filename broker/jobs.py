@@ -107,7 +107,7 @@ class Jobs:
 
     def file(self, event: PartStored | FileDone | PartRead) -> None:
         """The store says something."""
-        self._at.shelf.answered(event)
+        self._at.store.answered(event)
 
     def group_over(self, group: Group, reason: str) -> None:
         """A group is no more: what it had is done by another one."""
@@ -205,8 +205,8 @@ class Jobs:
             "states": {str(phase): count for phase, count in states.items()},
             "checking": self._admission.checking,
             "running": rows_of(at),
-            "files": len(at.shelf),
-            "files_bytes": at.shelf.nbytes,
+            "files": len(at.store),
+            "files_bytes": at.store.nbytes,
             "files_bytes_max": at.config.state_bytes_max,
             "files_coming": len(at.incoming),
             "uncommitted": at.uncommitted,
@@ -229,7 +229,7 @@ class Jobs:
             assert (at.jobs.get(job.id) is job) == is_known, f"{job.id} is known too early, or not at all"
             held.update(job.check())
         assert len(at.jobs) <= len(at.keys), "a job without a key"
-        at.shelf.check(held, self._uploads.check(), at.incoming.check())
+        at.store.check(held, self._uploads.check(), at.incoming.check())
         waiting = Counter(job.record.client for job in at.keys.values() if job.state in ("checking", "committing"))
         waiting.update(at.jobs[job].record.client for job in at.queue)
         assert waiting == at.waiting, "jobs that wait don't add up"
