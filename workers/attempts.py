@@ -33,12 +33,10 @@ class Attempt:
         keeps: its state could be kept where it stands.
         is_writing: the state that was taken last is being written.
         kept: the newest checkpoint.
-        is_taken: the broker has asked for all parts of that.
-        is_asked_for: the broker has asked for some.
-        is_stored: it is durable there.
+        is_stored: that is durable at the broker.
         result: the result.
         ended: how it has ended otherwise.
-        due_at: when an end that nobody answered is said again, or nobody waits for the checkpoint to be taken any more.
+        due_at: when an end that nobody answered is said again.
         moved_at: when it came into this state, or a bit further in it.
     """
 
@@ -58,8 +56,6 @@ class Attempt:
     keeps: bool = False
     is_writing: bool = False
     kept: JobFile | None = None
-    is_taken: bool = False
-    is_asked_for: bool = False
     is_stored: bool = False
     result: JobFile | None = None
     ended: JobEnded | None = None

@@ -253,11 +253,8 @@ class LeaderJobs:
 
     def _note_wanted(self, message: WantFile) -> None:
         for attempt in self._all.values():
-            if attempt.kept is not None and attempt.kept.offer.file == message.file:
-                attempt.is_asked_for = True
-                attempt.is_taken = message.parts >= attempt.kept.offer.parts
-                if attempt.state == "handed":
-                    attempt.due_at = self.now + HAND_BACK_S
+            if attempt.state == "handed" and attempt.kept is not None and attempt.kept.offer.file == message.file:
+                attempt.moved_at = self.now
             if attempt.result is not None and attempt.result.offer.file == message.file:
                 attempt.due_at = None
 
@@ -314,7 +311,7 @@ class LeaderJobs:
     def is_checkpoint_due(self) -> bool:
         """Whether the state of the current job is to be kept where it stands.
 
-        Not while the last one is written, or taken by the broker, unless that takes it very long.
+        Not while the last one is written, or on its way to the broker, unless that takes it very long.
         """
         attempt = self.current
         if attempt is None or attempt.progress is None or not attempt.keeps or not attempt.run.checkpoint_steps:
@@ -324,7 +321,7 @@ class LeaderJobs:
         where, every = attempt.progress, attempt.run.checkpoint_steps
         if where.step >= where.steps and where.stage == self._stages[attempt.run.kind][-1]:
             return False
-        is_moving = attempt.is_asked_for and not attempt.is_taken
+        is_moving = attempt.kept is not None and not attempt.is_stored
         return attempt.unkept >= (2 * every if is_moving else every)
 
     def keep(self, snapshot: Snapshot) -> list[AnyAction]:
@@ -347,7 +344,7 @@ class LeaderJobs:
             reason = "" if event.failure is None else event.failure.message
             fields = {"job": event.job, "attempt": event.attempt, "step": event.step, "reason": reason}
             return [Log("error", "checkpoint_failed", fields), *self._wait_for_broker(attempt)]
-        attempt.is_taken = attempt.is_asked_for = attempt.is_stored = False
+        attempt.is_stored = False
         attempt.kept = JobFile(*attempt.key, "checkpoint", event.offer, event.step)
         said = self._tell(attempt, attempt.kept)
         return [*said, DropFiles(*attempt.key, "checkpoint", event.offer.file), *self._wait_for_broker(attempt)]
@@ -374,7 +371,7 @@ class LeaderJobs:
             return []
         if not attempt.is_writing and (attempt.kept is None or attempt.is_stored):
             return self._remove(attempt)
-        attempt.due_at = self.now + (self._limit_s if attempt.is_writing else HAND_BACK_S)
+        attempt.moved_at = self.now
         return []
 
     def made(self, event: ResultMade) -> list[AnyAction]:
@@ -427,7 +424,6 @@ class LeaderJobs:
         """The broker is lost, and with it whoever wanted what wasn't begun yet."""
         actions = self._drop_unbegun()
         for attempt in self._all.values():
-            attempt.is_taken = attempt.is_asked_for = False
             attempt.due_at = None
         return actions
 
@@ -444,9 +440,6 @@ class LeaderJobs:
             if late_at is not None and late_at <= self.now:
                 actions += self._give_up(attempt)
         for attempt in [each for each in self._all.values() if each.due_at is not None and each.due_at <= self.now]:
-            if attempt.state == "handed":
-                actions += self._remove(attempt)
-                continue
             attempt.due_at = self.now + REPEAT_S
             word = attempt.result or attempt.ended
             actions += [] if word is None else self._say(word)
@@ -456,10 +449,12 @@ class LeaderJobs:
         """When it has come no further for too long; what waits for other ranks isn't late by itself."""
         if attempt.state in ("finding", "encoding") or attempt is self._fetching():
             return attempt.moved_at + self._limit_s
+        if attempt.state == "handed":
+            return attempt.moved_at + (self._limit_s if attempt.is_writing else HAND_BACK_S)
         return None
 
     def _give_up(self, attempt: Attempt) -> list[AnyAction]:
-        if attempt.is_unwanted:
+        if attempt.is_unwanted or attempt.state == "handed":
             return self._remove(attempt)
         what = "its result wasn't written" if attempt.state == "encoding" else "its files weren't looked for"
         if attempt.state == "fetching":

@@ -215,7 +215,8 @@ class GroupWorld:
             assert not leader._leader._is_winding_up, "a step of what is to be handed back"
             assert f"{run.job} {run.attempt}" not in self.stopping, "a step after the cancel came"
             assert (run.job, run.attempt) not in self.failing_jobs, "a step after a failure was told"
-            limit = 2 * every if attempt.is_asked_for and not attempt.is_taken else every
+            is_moving = attempt.kept is not None and not attempt.is_stored
+            limit = 2 * every if is_moving else every
             is_due = every and thread.keeps and not attempt.is_writing and thread.unkept >= limit
             assert not is_due, "a step, and a checkpoint is due"
 

@@ -90,6 +90,7 @@ def test_groups_12_a_full_disk_leaves_the_checkpoint_before(toy: Any) -> None:
     """It is what a new broker is told of."""
     rig = taken(toy)
     rig.written(offer("one"))
+    rig.hear(m.CheckpointKept("j", 1, 1))
     rig.step(2)
     rig.done(snapshot=SNAPSHOT)
     rig.written(None)
@@ -144,6 +145,26 @@ def test_groups_12_a_job_is_handed_back_when_its_last_state_is_written(toy: Any)
     rig.tick(HAND_BACK_S - 1.0)
     assert rig.order is None
     rig.hear(m.CheckpointKept("j", 1, 2))
+    assert isinstance(rig.order, LeaveGroup)
+
+
+def test_groups_12_a_broker_that_takes_the_checkpoint_before_does_not_cut_the_last_one_short(toy: Any) -> None:
+    """The disk has the limit of a step for it, whatever the broker asks for meanwhile."""
+    rig = taken(toy)
+    rig.do(events.ShutdownRequested(rig.now))
+    rig.step(2)
+    rig.written(offer("one", 8))
+    rig.done(snapshot=SNAPSHOT)
+    rig.settle()
+    rig.hear(m.WantFile("one", 0, 4))
+    rig.tick(HAND_BACK_S + 1.0)
+    assert rig.order is None
+    rig.written(offer("two", 8))
+    for _ in range(3):
+        rig.hear(m.WantFile("two", 0, 4))
+        rig.tick(HAND_BACK_S - 1.0)
+    assert rig.order is None
+    rig.tick(2.0)
     assert isinstance(rig.order, LeaveGroup)
 
 

@@ -187,7 +187,7 @@ def test_groups_12_a_checkpoint_counts_the_steps_of_all_stages(toy: Any, resumed
 
 
 def test_groups_12_no_new_checkpoint_while_the_last_one_is_on_its_way(toy: Any) -> None:
-    """It would never arrive whole; but a broker that takes ever so long keeps nobody from it."""
+    """It would never be durable; but a broker that takes ever so long, or is away, keeps nobody from it."""
     rig = LeadRig(toy.spec).formed()
     rig.running(kept_every=1)
     rig.step(1)
@@ -199,8 +199,11 @@ def test_groups_12_no_new_checkpoint_while_the_last_one_is_on_its_way(toy: Any) 
     rig.step(3)
     assert isinstance(rig.order, KeepJob)
     rig.keep(offer("two", 3))
-    rig.hear(m.WantFile("two", 0, 3))
+    rig.hear(m.CheckpointKept("j", 1, 1))
     rig.step(4)
+    assert isinstance(rig.order, StepJob)
+    rig.hear(m.CheckpointKept("j", 1, 3))
+    rig.step(5)
     assert isinstance(rig.order, KeepJob)
 
 
