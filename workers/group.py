@@ -157,9 +157,11 @@ class GroupThread(WorkThread[Order]):
             self._refused = False
             if report.failure is None:
                 report = replace(self._failed(order, error), finished=report.finished)
-        if report.failure is not None and not self._refused:
+        # A state is taken without a collective, so nobody waits for this rank where that fails, and the job stands as before.
+        stays = self._refused or (isinstance(order, KeepJob) and not report.broken)
+        if report.failure is not None and not stays:
             self._clear(order)  # out of the handler, where no frame of the job keeps its tensors, or the group, alive
-        return replace(report, took_s=time.perf_counter() - began, apart=not self._refused)
+        return replace(report, took_s=time.perf_counter() - began, apart=not stays)
 
     def _failed(self, order: Order, error: BaseException) -> OrderReport:
         trace = "".join(traceback.format_exception(error))

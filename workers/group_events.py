@@ -107,8 +107,8 @@ class OrderReport:
         output: the job has ended with this; None: it hasn't ended. The job is closed then.
         snapshot: of `KeepJob`.
         took_s: seconds that it took.
-        apart: of a failure: with it this rank has left its process group. If it hasn't, all ranks have failed and none has
-            left: what was to be begun was refused by one of them, or by all, before any began it.
+        apart: of a failure: with it this rank has left its process group. If it hasn't, no rank has
+            left: what was to be begun was refused by one of them, or by all, before any began it; or a state couldn't be taken.
     """
 
     order: Order

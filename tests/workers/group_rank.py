@@ -384,6 +384,7 @@ class Rank:
         if failure is not None:
             if isinstance(order, StartJob | StepJob) and not is_broken and failure is not NO_JOB:
                 self.world.note_cause(self, failure)
+            is_apart = is_apart and not isinstance(order, KeepJob)
             if is_apart:
                 thread.round = 0
             if isinstance(order, StartJob | StepJob | CloseJob):

@@ -208,11 +208,26 @@ def test_groups_12_no_new_checkpoint_while_the_last_one_is_on_its_way(toy: Any) 
 
 
 def test_groups_12_a_checkpoint_that_cannot_be_kept_costs_the_job_nothing(toy: Any) -> None:
-    """The leader's thread has left the process group by that: the ranks meet, and the job goes on."""
+    """Its state can't be taken: nobody leaves the process group for that, and the next one is taken when it is due."""
     rig = LeadRig(toy.spec).formed()
     rig.running(kept_every=1)
     rig.step(1)
-    rig.done(NO)
+    rig.done(NO, apart=False)
+    assert rig.logged.count("order_failed") == 1
+    assert isinstance(rig.order, StepJob)
+    rig.step(2)
+    assert isinstance(rig.order, KeepJob)
+    rig.keep(offer("kept"))
+    assert {each.act for each in rig.told} == {"start", "step"}
+    assert [each.step for each in rig.take(m.JobFile)] == [2]
+
+
+def test_groups_12_a_process_group_that_broke_while_a_state_was_taken_is_met_anew(toy: Any) -> None:
+    """Another rank is to blame: the ranks meet, and the job goes on."""
+    rig = LeadRig(toy.spec).formed()
+    rig.running(kept_every=1)
+    rig.step(1)
+    rig.done(NO, is_broken=True)
     assert rig.decided().act == "form"
     rig.settle()
     assert rig.decided().act == "step"
