@@ -114,6 +114,10 @@ class Attachment(ABC):
         """Whether it may be silent for long."""
 
     @abstractmethod
+    def _waits_for(self) -> str:
+        """What would be lost if it gave up waiting for a broker; empty: nothing that another start doesn't make good."""
+
+    @abstractmethod
     def _due_at(self) -> float | None:
         """When `_due` is called, if there is such a time."""
 
@@ -253,6 +257,9 @@ class Attachment(ABC):
         if due_at is not None and now >= due_at:
             return self._due(now)
         if self._state == "greeting":
+            if now >= self._give_up_at and (kept := self._waits_for()):
+                self._give_up_at = now + self.config.connect_timeout_s
+                return [Log("warning", "broker_away", {"broker": self.config.broker, "waits_for": kept})]
             if now >= self._give_up_at:
                 limit, refusal = f"for {self.config.connect_timeout_s:g} s", self._refusal
                 reason = f"the broker hasn't taken this worker {limit}; it said last: {refusal}"

@@ -38,7 +38,8 @@ class WorkerConfig:
         cache_bytes_max: most bytes of all sessions' caches at each stage; a session that doesn't fit is refused.
         mailbox: tasks that may wait at each stage behind the running one.
         threads: torch threads inside one operation; 0: the cores of this process divided by its stages.
-        connect_timeout_s: how long the broker may be away before the worker gives up.
+        connect_timeout_s: how long the broker may be away before the worker gives up, unless it has a job that has begun, or
+            a result that nobody has: that it keeps until a broker comes. The other ranks of a group give up when rank 0 does.
         reconnect: whether to wait for the broker when it was lost; if not, the worker ends then.
         busy_for_s: how long the worker may be silent while it imports or loads, as it announces with each heartbeat.
         drain_s: how long the worker's sessions may take to end after the first request to stop, and its readers to be done

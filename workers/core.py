@@ -270,6 +270,9 @@ class WorkerCore(Attachment):
         is_led = self._leader is not None and not self._leader.loaded
         return is_led or any(actor.session_bytes is None for actor in self.actors.values())
 
+    def _waits_for(self) -> str:
+        return "" if self._leader is None else self._leader.jobs.unsettled
+
     def _due_at(self) -> float | None:
         led_at = None if self._leader is None else self._leader.due_at
         return min((time for time in (self._stuck_at, led_at) if time is not None), default=None)

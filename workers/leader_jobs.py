@@ -118,7 +118,7 @@ class LeaderJobs:
 
     @property
     def unsettled(self) -> str:
-        """What keeps a process that was asked to stop; empty: nothing."""
+        """What keeps a process that was asked to stop, or that has no broker; empty: nothing."""
         return ", ".join(
             f"job {each.run.job} is {each.state}"
             for each in self._all.values()

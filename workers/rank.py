@@ -236,6 +236,10 @@ class RankCore(Attachment):
     def _overdue(self) -> list[AnyAction]:
         return self._leave(1, f"group {self._place.group} didn't let this rank go within {self.config.drain_s:g} s")
 
+    def _waits_for(self) -> str:
+        """Its group, which works without a broker: the leader gives up for all, and a leader that is gone is noticed."""
+        return f"group {self._place.group}" if self._number else ""
+
     def _due_at(self) -> float | None:
         again_at = self._again_at if self._unheard() else None
         return min((time for time in (self._order_due_at, again_at) if time is not None), default=None)

@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 
 from reelwire import messages as m
+from reelwire.group_messages import Farewell
 from reelwire.workers.group_events import DropFiles, FilesFound, PartWritten, ResultMade, StartJob
 
-from .group_rig import LeadRig, offer, part, run_job
+from .group_rig import NO, LeadRig, offer, part, run_job
 from .test_leader_jobs import RESULT, encoding
 
 
@@ -73,3 +74,43 @@ def test_groups_04_a_rank_that_never_has_what_a_job_needs_ends_the_epoch(toy: An
     assert "ranks 1, 3 of group g didn't say within 30 s that what job j needs is there" in lost.reason
     assert rig.stopped is not None
     assert not rig.take(m.JobEnded)
+
+
+@pytest.mark.parametrize("state", ["running", "made"])
+@pytest.mark.parametrize("world", [1, 2])
+def test_groups_07_what_has_begun_waits_for_a_broker_however_long_that_takes(toy: Any, state: str, world: int) -> None:
+    """A job goes on to its result, and that is kept until a broker comes; the log says now and then what is waited for."""
+    rig = LeadRig(toy.spec, world).formed()
+    rig.running() if state == "running" else encoding(rig)
+    if state == "made":
+        rig.do(ResultMade(rig.now, "j", 1, RESULT))
+    rig.cut()
+    for step in range(1, 9):
+        rig.tick(15.0)
+        if state == "running":
+            rig.step(step)
+    assert rig.stopped is None
+    assert 3 <= rig.logged.count("broker_away") <= 4
+    rig.sent.clear()
+    rig.welcome()
+    assert rig.take(m.JobProgress if state == "running" else m.JobFile)
+
+
+@pytest.mark.parametrize("had", ["nothing", "a job that has failed", "a job that wasn't begun"])
+def test_groups_07_a_leader_that_loses_nothing_gives_up_without_a_broker(toy: Any, had: str) -> None:
+    """After connect_timeout_s, and tells the other ranks."""
+    rig = LeadRig(toy.spec).formed()
+    if had == "a job that has failed":
+        rig.running()
+        rig.settle(failure=NO)
+        rig.settle()
+        rig.settle()
+    elif had == "a job that wasn't begun":
+        rig.hear(run_job(1, "j", 1, offer("a")))
+    rig.cut()
+    rig.tick(29.0)
+    assert rig.stopped is None
+    rig.tick(2.0)
+    assert rig.stopped is not None
+    assert rig.stopped.exit_code == 3
+    assert [each.in_order for each in rig.told if isinstance(each, Farewell)] == [False]

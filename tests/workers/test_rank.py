@@ -178,6 +178,26 @@ def test_groups_07_a_lost_broker_costs_a_rank_nothing(toy: Any) -> None:
     assert code(rig) is None
 
 
+@pytest.mark.parametrize("end", ["farewell", "process"])
+def test_groups_07_a_rank_of_a_formed_group_waits_for_a_broker_as_long_as_its_leader(toy: Any, end: str) -> None:
+    """What ends it is the leader's word or end; one that was asked for nothing yet gives up by itself."""
+    rig = FollowRig(toy.spec).greeted()
+    rig.cut()
+    rig.tick(31.0)
+    assert code(rig) == 3
+    rig = FollowRig(toy.spec).greeted()
+    rig.decide("form", round=1)
+    rig.done()
+    rig.cut()
+    rig.tick(600.0)
+    assert code(rig) is None
+    if end == "farewell":
+        rig.link(Farewell("no broker answers", in_order=False))
+    else:
+        rig.do(group_events.RankExited(rig.now, 0, "its process has ended"))
+    assert code(rig) == 1
+
+
 # --- decisions -------------------------------------------------------------------------------------------------------------
 
 
