@@ -291,7 +291,7 @@ class Jobs:
         self._admission.submit(peer, event)
 
     def _ask(self, peer: Peer, event: Received) -> None:
-        message, at = event.message, self._at
+        message = event.message
         assert isinstance(message, m.AskJobs)
         if not message.job:
             self._at.news.list_for(peer, message.request)
