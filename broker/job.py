@@ -99,11 +99,16 @@ class Job(JobBase):
     # --- at work -------------------------------------------------------------------------------------------------------
 
     def on_begun(self, event: t.Begun) -> None:
-        """Have a group begin it, unless it can't be told."""
-        at, group, record = self._at, event.group, self.record
+        """Have a group begin it, unless its workers were lost too often or this group can't be told."""
+        at, group, record = self._at, event.group, self._next(self.record.attempt + 1)
+        if record.losses > self.record.losses and record.losses >= at.config.job_attempts:
+            self.record = replace(self.record, losses=record.losses)
+            reason = f"its workers were lost {record.losses} times, the last time: {self._lost}"
+            self._end("failed", Failure("worker_lost", reason))
+            return
         unnumbered = m.RunJob(
             job=self.id,
-            attempt=record.attempt + 1,
+            attempt=record.attempt,
             kind=record.kind,
             parameters=record.parameters,
             media={name: tuple(map(at.offer, files)) for name, files in record.media.items()},
@@ -117,7 +122,7 @@ class Job(JobBase):
         if misfit is not None:
             self._end("failed", Failure("request", f"the request doesn't fit what its workers accept: {misfit}"))
             return
-        self.record = replace(record, standing="running", attempt=run.attempt)
+        self.record = record
         group.send(at.desk, run, packed)
         at.persist(self.id, self.record)
         self._join(group)
@@ -127,9 +132,9 @@ class Job(JobBase):
         at.desk.log("info", "job_begun", job=self.id, attempt=run.attempt, group=group.name)
 
     def on_adopted(self, event: t.Adopted) -> None:
-        """Go on where the job was before the broker was away."""
+        """Go on where the job was before the broker, or the group, was away."""
         at, before = self._at, self.record
-        self.record = replace(before, standing="running", attempt=event.attempt)
+        self.record = self._next(event.attempt)
         if self.record != before:
             at.persist(self.id, self.record)
         self._join(event.group, is_over=event.is_over)
@@ -138,10 +143,10 @@ class Job(JobBase):
             self._tell_kept()
         at.desk.log("info", "job_adopted", job=self.id, attempt=event.attempt, group=event.group.name)
 
-    def on_rejoin_expired(self, _event: t.RejoinExpired) -> None:
+    def on_not_held(self, _event: t.NotHeld) -> None:
         """Have it done again, from its newest checkpoint; that is nobody's loss."""
         self._wait_again()
-        self._at.desk.log("warning", "job_not_rejoined", job=self.id, attempt=self.record.attempt)
+        self._at.desk.log("warning", "job_not_held", job=self.id, attempt=self.record.attempt)
 
     def on_progress(self, event: m.JobProgress) -> None:
         """Note where it stands."""
@@ -252,25 +257,20 @@ class Job(JobBase):
         self._end("succeeded")
 
     def on_group_lost(self, event: t.GroupLost) -> None:
-        """Have it done again from its newest checkpoint, unless that happened too often or nobody wants it.
+        """Have it done again from its newest checkpoint, unless nobody wants it.
 
-        Workers that were asked to stop hand their job back: that is no loss.
+        Workers that were asked to stop hand their job back. Others may live, and come back with it, until it begins again.
         """
-        at, was_asked = self._at, event.was_asked
-        losses = self.record.losses + (not was_asked)
-        if not was_asked:
-            self._missed.add(self.record.attempt)
+        record = self.record
         self._drop_arriving()
         self._leave()
-        self.record = replace(self.record, losses=losses)
-        at.desk.log("warning", "job_lost_its_group", job=self.id, losses=losses, reason=event.reason)
+        self._at.desk.log("warning", "job_lost_its_group", job=self.id, attempt=record.attempt, reason=event.reason)
         if self._is_unwanted:
             self._end("cancelled")
-        elif losses >= at.config.job_attempts and not was_asked:
-            reason = f"its workers were lost {losses} times, the last time: {shortened(event.reason)}"
-            self._end("failed", Failure("worker_lost", reason))
-        else:
+        elif event.was_asked:
             self._wait_again()
+        else:
+            self._wait_again(lost=shortened(event.reason) or "nobody knows why")
 
     def on_leader_away(self, _event: t.LeaderAway) -> None:
         """Wait for what the leader says when it is back: it may have lost what it was told, or know more than it could say."""

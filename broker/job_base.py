@@ -87,7 +87,7 @@ class JobBase(ABC):
         self._result: StoredFile | None = None
         self._begun_at: float | None = None
         self._kept_step = record.checkpoint_step
-        self._missed: set[int] = set()
+        self._lost = ""
 
     @abstractmethod
     def handle(self, event: t.JobEvent) -> None:
@@ -103,13 +103,6 @@ class JobBase(ABC):
     def kept(self) -> tuple[StoredFile, ...]:
         """What its record refers to."""
         return (*self.files, *([self.record.result] if self.record.result else []))
-
-    def lives(self, attempt: int) -> None:
-        """Whoever had an attempt is there: if it was taken for lost that is no loss of anybody's, as nobody has died."""
-        if attempt in self._missed and self.record.standing not in ENDED:
-            self._missed.remove(attempt)
-            self.record = replace(self.record, losses=self.record.losses - 1)
-            self._at.persist(self.id, self.record)
 
     def is_at(self, group: Group, attempt: int) -> bool:
         """Whether a group has this attempt."""
@@ -138,7 +131,8 @@ class JobBase(ABC):
         assert (state == "ending" or state in ENDED) == (record.standing in ENDED), f"{self.id} has ended, or not"
         assert state not in AT_WORK or record.standing == "running", f"{self.id} is {state}, its record isn't"
         assert record.standing not in ENDED or not self.files, f"{self.id} has ended, and keeps files"
-        assert len(self._missed) <= record.losses, f"{self.id} has lost more than it counts"
+        is_lost = state == "queued" and record.standing == "running"
+        assert not is_lost or self._lost, f"{self.id} has lost its workers, and nobody knows why"
         assert not self.request.files or state == "checking", f"{self.id} was checked, and keeps files"
         held = [*self.request.files, *self.kept]
         if state == "exporting" and self._result is not None:
@@ -203,10 +197,18 @@ class JobBase(ABC):
         """From which step a later attempt would go on: as long as its leader doesn't know that, it doesn't leave."""
         self._tell_leader(m.CheckpointKept(self.id, self.record.attempt, self._kept_step))
 
-    def _wait_again(self) -> None:
-        """Wait for a group, where it was before in the queue."""
-        self.record = replace(self.record, standing="queued")
-        self._at.persist(self.id, self.record)
+    def _next(self, attempt: int) -> JobRecord:
+        """Its record when an attempt is begun: the one before, if nobody has said that it is over, is lost for good now."""
+        record = self.record
+        is_lost = record.standing == "running" and attempt > record.attempt
+        return replace(record, standing="running", attempt=attempt, losses=record.losses + is_lost)
+
+    def _wait_again(self, lost: str = "") -> None:
+        """Wait for a group, where it was before in the queue; `lost`: why its workers seem lost, who may yet come back."""
+        if not lost:
+            self.record = replace(self.record, standing="queued")
+            self._at.persist(self.id, self.record)
+        self._lost = lost
         self.state = "queued"
         self.pace = StepPace()
 

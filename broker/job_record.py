@@ -10,7 +10,8 @@ from reelwire.messages import Failure
 from reelwire.spec import Plain
 
 Standing = Literal["queued", "running", "succeeded", "failed", "cancelled"]
-"""As durable states go: ``running`` is every state between queued and an end."""
+"""As durable states go: ``running`` is an attempt that was begun, of which nobody has said that it is over. A job whose workers
+are lost is so too, until it begins again: they may come back."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +39,7 @@ class JobRecord:
         output: where its result is to be written to as well; empty: nowhere.
         standing: see `Standing`.
         attempt: the newest attempt, from 1; 0: none was begun.
-        losses: how many attempts ended with the loss of their workers, those aside that came back.
+        losses: how many attempts were lost with their workers; counted when the next one begins.
         checkpoint: the newest state to go on from.
         checkpoint_step: the step that it stands at.
         result: what it has made.

@@ -96,13 +96,13 @@ class Adopted:
 
 
 @dataclass(frozen=True, slots=True)
-class RejoinExpired:
-    """The group that had the job hasn't come back with it, under an earlier broker or a moment ago."""
+class NotHeld:
+    """The leader of the group that had the job is back, and hasn't it: it never heard of it, or hadn't begun it."""
 
 
 @dataclass(frozen=True, slots=True)
 class GroupLost:
-    """The group that had the job is over; `was_asked`: it had been asked to stop."""
+    """The group that had the job is over, or hasn't come to the next broker; `was_asked`: it had been asked to stop."""
 
     reason: str
     was_asked: bool = False
@@ -170,7 +170,7 @@ Inner = (
     | Committed
     | Begun
     | Adopted
-    | RejoinExpired
+    | NotHeld
     | GroupLost
     | LeaderAway
     | FileTaken
@@ -206,8 +206,8 @@ _QUEUED: dict[type, Step] = {
 }
 _REJOINING: dict[type, Step] = {
     Adopted: Step("on_adopted", ("running",)),
-    RejoinExpired: Step("on_rejoin_expired", ("queued",)),
-    GroupLost: Step("on_group_lost", ("queued", "ending")),
+    NotHeld: Step("on_not_held", ("queued",)),
+    GroupLost: Step("on_group_lost", ("queued",)),
     CancelAsked: Step("on_cancel_waiting", ("ending",)),
     DeleteAsked: Step("on_delete_early"),
 }
@@ -216,7 +216,7 @@ _AT_WORK: dict[type, Step] = {
     JobFile: Step("on_file", ("taking", "unstored", "exporting", "ending")),
     JobEnded: Step("on_ended", ("ending",)),
     FileTaken: Step("on_checkpoint_taken"),
-    GroupLost: Step("on_group_lost", ("queued", "ending")),
+    GroupLost: Step("on_group_lost", ("queued",)),
     LeaderAway: Step("on_leader_away", ("rejoining",)),
     CancelAsked: Step("on_cancel_running", ("stopping",)),
     DeleteAsked: Step("on_delete_early"),
@@ -241,7 +241,7 @@ _TAKING: dict[type, Step] = {
 _UNSTORED: dict[type, Step] = {
     JobFile: Step("on_file", ("taking", "exporting", "ending")),
     TakeDue: Step("on_take_due", ("taking", "exporting", "ending")),
-    GroupLost: Step("on_group_lost", ("queued", "ending")),
+    GroupLost: Step("on_group_lost", ("queued",)),
     LeaderAway: Step("on_leader_away", ("rejoining",)),
     CancelAsked: Step("on_cancel_waiting", ("ending",)),
     DeleteAsked: Step("on_delete_early"),

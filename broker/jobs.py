@@ -42,7 +42,7 @@ from .job_states import (
     Fetched,
     GroupLost,
     LeaderAway,
-    RejoinExpired,
+    NotHeld,
     State,
     TakeDue,
 )
@@ -136,13 +136,10 @@ class Jobs:
     def held(self, group: Group, jobs: tuple[HeldJob, ...]) -> None:
         """A group that comes has jobs already: it goes on with what nobody else does, and lets go of the rest.
 
-        What it had before its leader was lost from sight, and hasn't any more, is done again; that is nobody's loss, nor is what
-        it has although it was taken for lost.
+        What it had before its leader was lost from sight, and hasn't any more, is done again.
         """
         for held in sorted(jobs, key=lambda held: held.ended):  # what it works at first: that occupies it
             job = self._at.jobs.get(held.job)
-            if job is not None:
-                job.lives(held.attempt)
             if job is not None and self._is_wanted(group, job, held):
                 job.handle(Adopted(group, held.attempt, held.ended))
             elif held.ended:
@@ -150,7 +147,7 @@ class Jobs:
             else:
                 self._end_at(group, held.job, held.attempt)
         for missed in self._still_awaited(group):
-            missed.handle(RejoinExpired())
+            missed.handle(NotHeld())
 
     def client_gone(self, peer: Peer) -> None:
         """A client is gone: its jobs go on without it."""
@@ -191,7 +188,8 @@ class Jobs:
             self._rejoin_by = None
             awaited = {job for jobs in self._awaited.values() for job in jobs}
             for job in [job for job in self._at.jobs.values() if job.state == "rejoining" and job not in awaited]:
-                job.handle(RejoinExpired())
+                rejoin_s = self._desk.config.rejoin_s
+                job.handle(GroupLost(f"nobody had it {rejoin_s:g} s after the broker was started anew"))
         self._quota.due(now)
         self._at.incoming.due(now)
         while (waiting := self._at.unstored.pop_due(now)) is not None:

@@ -95,7 +95,7 @@ def test_groups_12_a_leader_that_comes_back_hears_which_checkpoint_is_durable(sh
 
 
 def test_groups_07_a_job_whose_group_doesnt_come_back_runs_again(shop: Shop) -> None:
-    """After `rejoin_s`, as the next attempt, from its checkpoint; that is no loss."""
+    """After `rejoin_s`, as the next attempt, from its checkpoint; its workers are lost then, as far as anybody knows."""
     _, worker, run = running(shop)
     worker.checkpoint(run, 5)
     shop = shop.restart()
@@ -104,7 +104,7 @@ def test_groups_07_a_job_whose_group_doesnt_come_back_runs_again(shop: Shop) -> 
     assert not other.runs
     shop.advance(2.0)
     assert (other.runs[0].attempt, other.runs[0].checkpoint_step) == (2, 5)
-    assert shop.disk.records[run.job].losses == 0
+    assert shop.disk.records[run.job].losses == 1
     late = back(shop, worker, HeldJob(run.job, 1))
     assert late.heard(m.StopJob) == [m.StopJob(run.job, 1)]
     late.say(m.JobEnded(run.job, 1, "cancelled"))
@@ -113,15 +113,61 @@ def test_groups_07_a_job_whose_group_doesnt_come_back_runs_again(shop: Shop) -> 
 
 
 def test_a_group_that_comes_late_still_has_its_job_if_nobody_else_began_it(shop: Shop) -> None:
-    """It needn't be done again."""
+    """It needn't be done again, and nobody was lost."""
     _, worker, run = running(shop)
     shop = shop.restart()
     shop.advance(11.0)
-    assert shop.disk.records[run.job].standing == "queued"
+    assert shop.job(run.job).state == "queued"
     worker = back(shop, worker, HeldJob(run.job, 1))
     assert not worker.runs
-    assert shop.disk.records[run.job].standing == "running"
+    assert shop.disk.records[run.job].losses == 0
     assert shop.job(run.job).state == "running"
+
+
+def test_groups_13_a_job_that_takes_its_broker_down_as_well_ends(shop: Shop) -> None:
+    """Whoever had it died with the broker each time: it is begun `job_attempts` times, and fails with the reason."""
+    _, worker, run = running(shop)
+    attempts = [run.attempt]
+    for _ in range(shop.config.job_attempts):
+        shop = shop.restart()
+        worker = shop.worker()  # another process: it has nothing
+        shop.advance(11.0)
+        attempts += [run.attempt for run in worker.runs]
+    assert attempts == [1, 2, 3]
+    failure = shop.client().info(run.job).failure
+    assert failure is not None
+    assert failure.kind == "worker_lost"
+    assert failure.message == (
+        "its workers were lost 3 times, the last time: nobody had it 10 s after the broker was started anew"
+    )
+
+
+def test_groups_13_silence_and_a_killed_broker_together_are_no_loss(shop: Shop) -> None:
+    """The same process goes on with the same attempt, however often it is taken for lost and found again."""
+    _, worker, run = running(shop)
+    for _ in range(shop.config.job_attempts + 1):
+        shop.peers.pop(worker.route)
+        shop.advance(4.0)
+        assert shop.job(run.job).state == "queued"
+        shop = shop.restart()
+        worker = back(shop, worker, HeldJob(run.job, 1))
+        assert not worker.inbox
+        record = shop.disk.records[run.job]
+        assert (record.standing, record.attempt, record.losses) == ("running", 1, 0)
+
+
+def test_groups_13_a_loss_that_was_not_durable_is_counted_with_the_attempt_that_followed(shop: Shop) -> None:
+    """The journal knows of the first attempt alone; whoever comes has the second one."""
+    client, worker, run = running(shop)
+    shop.commits = False
+    shop.drop(worker, "it died")
+    other = shop.worker("other")
+    assert other.runs[-1].attempt == 2
+    shop = shop.restart()
+    assert (shop.disk.records[run.job].attempt, shop.disk.records[run.job].losses) == (1, 0)
+    back(shop, other, HeldJob(run.job, 2))
+    assert (shop.disk.records[run.job].attempt, shop.disk.records[run.job].losses) == (2, 1)
+    assert client.name == "app"
 
 
 def test_work_that_was_sent_before_it_was_durable_is_adopted(shop: Shop) -> None:
