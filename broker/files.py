@@ -252,7 +252,7 @@ class Files:
                         yield
                     os.fsync(target.descriptor)
                     target.give_name()
-                    os.fsync(folder)
+                os.fsync(folder)  # also where a broker was killed before it came so far
         self._post(FileDone(self._clock(), action.ticket, nbytes=size))
 
     def _is_same(self, folder: int, name: str, sha256: str, size: int) -> Generator[None, None, bool]:

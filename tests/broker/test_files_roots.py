@@ -296,6 +296,47 @@ def test_nothing_is_overwritten(host: Host, monkeypatch: pytest.MonkeyPatch, unn
     assert (host.real / "late.mp4").read_bytes() == b"mine"
 
 
+def synchronized(monkeypatch: pytest.MonkeyPatch, name: Path) -> list[tuple[int, int, bool]]:
+    """What is made durable from now on: its inode, its size, and whether a file of that name is there by then."""
+    found: list[tuple[int, int, bool]] = []
+    real = os.fsync
+
+    def fsync(descriptor: int) -> None:
+        status = os.fstat(descriptor)
+        found.append((status.st_ino, status.st_size, name.exists()))
+        real(descriptor)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    return found
+
+
+def test_a_file_that_is_copied_into_the_store_is_durable_before_it_has_its_name(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And so is its name before it is said to be there: a record that refers to it outlives a crash of the machine."""
+    (host.real / "new").write_bytes(b"new" * 1000)
+    stored = host.state / "files" / hashlib.sha256(b"new" * 1000).hexdigest()
+    found = synchronized(monkeypatch, stored)
+    assert host.do(ImportFile(1, str(host.root / "new"), MOST)).failure is None
+    assert found[0] == (stored.stat().st_ino, 3000, False)
+    assert [(inode, is_there) for inode, _, is_there in found[1:]] == [(stored.parent.stat().st_ino, True)]
+
+
+@pytest.mark.parametrize("unnamed", [True, False])
+def test_a_result_is_durable_before_it_has_its_name(host: Host, monkeypatch: pytest.MonkeyPatch, unnamed: bool) -> None:
+    """And its name before the job has ended; of one that lies there already nobody knows whether its name is, so again."""
+    if not unnamed:
+        monkeypatch.setattr(exporting, "_UNNAMED", 0)
+    path = host.real / "a.mp4"
+    found = synchronized(monkeypatch, path)
+    assert host.export(host.root / "a.mp4") is None
+    assert found[0] == (path.stat().st_ino, len(CONTENT), False)
+    assert [(inode, is_there) for inode, _, is_there in found[1:]] == [(host.real.stat().st_ino, True)]
+    found.clear()
+    assert host.export(host.root / "a.mp4") is None
+    assert [(inode, is_there) for inode, _, is_there in found] == [(host.real.stat().st_ino, True)]
+
+
 def test_a_result_that_lies_there_already_is_done(host: Host) -> None:
     """A broker that was killed before it could say so finds the file that it has written."""
     for file in (SHA, LARGE_SHA):
