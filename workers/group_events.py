@@ -206,6 +206,13 @@ class PartWritten:
 
 
 @dataclass(frozen=True, slots=True)
+class FrameEncoded:
+    """At the leader: the encoder has written a frame of some result."""
+
+    now: float
+
+
+@dataclass(frozen=True, slots=True)
 class ResultMade:
     """The result's file is written, or can't be."""
 
@@ -230,7 +237,16 @@ class CheckpointWritten:
 
 
 GroupEvent = (
-    OrderDone | LinkSaid | Opened | RankExited | TakenIn | FilesFound | PartWritten | ResultMade | CheckpointWritten
+    OrderDone
+    | LinkSaid
+    | Opened
+    | RankExited
+    | TakenIn
+    | FilesFound
+    | PartWritten
+    | FrameEncoded
+    | ResultMade
+    | CheckpointWritten
 )
 
 # --- actions ---------------------------------------------------------------------------------------------------------
@@ -303,7 +319,7 @@ class SendParts:
 
 @dataclass(frozen=True, slots=True)
 class MakeResult:
-    """Write what a job has made into a file, beside the group thread: `ResultMade`."""
+    """Write what a job has made into a file, beside the group thread: `FrameEncoded` for each frame, and `ResultMade`."""
 
     job: str
     attempt: int

@@ -46,6 +46,7 @@ from .group_events import (
     DropFiles,
     FilesFound,
     FindFiles,
+    FrameEncoded,
     GroupAction,
     GroupEvent,
     JoinLink,
@@ -351,7 +352,7 @@ class GroupRuntime:
     def _make_result(self, action: MakeResult) -> None:
         job, attempt, output = action.job, action.attempt, action.output
         try:
-            part, offer = write_result(self._files.folder, action.suffix, output)
+            part, offer = write_result(self._files.folder, action.suffix, output, self._frame_encoded)
         except Exception as error:  # noqa: BLE001  whatever the encoder raises fails the job, not the worker
             if isinstance(error, OSError):
                 failure = cannot_keep(error)
@@ -361,6 +362,9 @@ class GroupRuntime:
             self._loop.post(ResultMade(time.monotonic(), job, attempt, None, failure=failure))
             return
         self._chores.do(partial(self._adopt_result, action, part, offer))
+
+    def _frame_encoded(self) -> None:
+        self._loop.post(FrameEncoded(time.monotonic()))
 
     def _adopt_result(self, action: MakeResult, part: Path, offer: FileOffer) -> None:
         job, attempt = action.job, action.attempt

@@ -58,6 +58,7 @@ from .group_events import (
     Do,
     FilesFound,
     Form,
+    FrameEncoded,
     GroupEvent,
     KeepJob,
     KillRanks,
@@ -225,6 +226,9 @@ class Leader:
                 return self.jobs.found(event)
             case PartWritten():
                 return self.jobs.written(event)
+            case FrameEncoded():
+                self.jobs.encoder_moved()
+                return []
             case ResultMade():
                 return self.jobs.made(event)
             case CheckpointWritten():

@@ -93,6 +93,7 @@ class LeaderJobs:
         self._stages = {kind.name: kind.stages for kind in kinds}
         self._say = say
         self._limit_s = limit_s
+        self._encoded_at = 0.0
         self._all: dict[tuple[str, int], Attempt] = {}
 
     # --- what the leader asks ------------------------------------------------------------------------------------------
@@ -374,8 +375,13 @@ class LeaderJobs:
         attempt.moved_at = self.now
         return []
 
+    def encoder_moved(self) -> None:
+        """The encoder writes: whoever waits for it, behind others too, isn't late."""
+        self._encoded_at = self.now
+
     def made(self, event: ResultMade) -> list[AnyAction]:
         """The result of a job is in a file, or can't be."""
+        self.encoder_moved()
         attempt = self._all.get((event.job, event.attempt))
         if attempt is None:
             return [DropFiles(event.job, event.attempt)]
@@ -435,7 +441,7 @@ class LeaderJobs:
     def due(self) -> list[AnyAction]:
         """Time has come: say again how those ended of which nobody wants to know, yet; give up those that don't move."""
         actions: list[AnyAction] = []
-        for attempt in list(self._all.values()):
+        for attempt in sorted(self._all.values(), key=lambda each: each.moved_at):
             late_at = self._late_at(attempt)
             if late_at is not None and late_at <= self.now:
                 actions += self._give_up(attempt)
@@ -447,16 +453,20 @@ class LeaderJobs:
 
     def _late_at(self, attempt: Attempt) -> float | None:
         """When it has come no further for too long; what waits for other ranks isn't late by itself."""
-        if attempt.state in ("finding", "encoding") or attempt is self._fetching():
+        if attempt.state == "encoding":
+            return max(attempt.moved_at, self._encoded_at) + self._limit_s
+        if attempt.state == "finding" or attempt is self._fetching():
             return attempt.moved_at + self._limit_s
         if attempt.state == "handed":
             return attempt.moved_at + (self._limit_s if attempt.is_writing else HAND_BACK_S)
         return None
 
     def _give_up(self, attempt: Attempt) -> list[AnyAction]:
+        if attempt.state == "encoding":
+            self._encoded_at = self.now  # those behind have waited for this one until now, and have the whole time yet
         if attempt.is_unwanted or attempt.state == "handed":
             return self._remove(attempt)
-        what = "its result wasn't written" if attempt.state == "encoding" else "its files weren't looked for"
+        what = "its result came no further" if attempt.state == "encoding" else "its files weren't looked for"
         if attempt.state == "fetching":
             what = f"no more of its file {attempt.missing[0].file} came"
         return self._end(attempt, Failure("timeout", f"{what} within {self._limit_s:g} s"))

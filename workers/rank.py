@@ -51,6 +51,7 @@ from .group_events import (
     Do,
     FilesFound,
     Form,
+    FrameEncoded,
     JoinLink,
     KillRanks,
     LeaveGroup,
@@ -152,7 +153,7 @@ class RankCore(Attachment):
                 return self._say_have(self._bodies.taken_in(event))
             case FilesFound():
                 return self._say_have(self._bodies.found(event))
-            case Opened() | PartWritten() | ResultMade() | CheckpointWritten() | Reported():
+            case Opened() | PartWritten() | FrameEncoded() | ResultMade() | CheckpointWritten() | Reported():
                 raise AssertionError("only a leader hears of this")
             case Started() | Received() | Malformed() | OutboxFull() | Tick() | ShutdownRequested():
                 return self._handle_attachment(event)

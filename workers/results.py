@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,13 +18,14 @@ if TYPE_CHECKING:
     from reelwire.pipeline.job import JobOutput
 
 
-def write_result(folder: Path, suffix: str, output: JobOutput) -> tuple[Path, FileOffer]:
+def write_result(folder: Path, suffix: str, output: JobOutput, written: Callable[[], None]) -> tuple[Path, FileOffer]:
     """Write frames into a file of the folder; equal frames give equal bytes.
 
     Args:
         folder: where.
         suffix: ``.mp4``: a clip of all frames, as `media.VideoWriter` has it; ``.png``: a picture of the first.
         output: frames uint8 [frames, height, width, 3], and how fast they follow.
+        written: called after each frame of a clip.
 
     Returns:
         The file under a name that is nobody else's, and what it is offered as: `Files.adopt` gives it that name.
@@ -38,7 +40,9 @@ def write_result(folder: Path, suffix: str, output: JobOutput) -> tuple[Path, Fi
             _write_picture(part, output.frames[0])
         else:
             with media.VideoWriter(part, output.fps) as video:
-                video.write(output.frames)
+                for frame in output.frames:
+                    video.write(frame)
+                    written()
         with part.open("rb") as file:
             digest, nbytes = digest_of(file.fileno())
     except BaseException:

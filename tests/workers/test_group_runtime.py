@@ -30,6 +30,7 @@ from reelwire.workers.group_events import (
     DropFiles,
     FilesFound,
     FindFiles,
+    FrameEncoded,
     LoadJobs,
     MakeResult,
     OpenLink,
@@ -91,11 +92,14 @@ class Rig:
         self.loop = FakeLoop()
         self.context: zmq.Context[Any] = zmq.Context()
         self.runtime = runtime(scratch, self.context, self.loop)
+        self.frames = 0  # that were encoded
 
     def did(self, action: Any) -> Any:
         """What comes of an action in the end."""
         self.runtime.perform(action, 1)
-        return self.loop.events.get(timeout=LIMIT_S)
+        while isinstance(event := self.loop.events.get(timeout=LIMIT_S), FrameEncoded):
+            self.frames += 1
+        return event
 
     def close(self) -> None:
         """All threads have ended, and nothing is left."""
@@ -214,6 +218,7 @@ def test_a_result_that_can_not_be_written_is_a_failure_of_its_job(rig: Rig, outp
     assert made.offer is None
     assert says in made.failure.message
     assert rig.did(MakeResult("j", 1, ".mp4", JobOutput(FRAMES))).failure is None
+    assert rig.frames == len(FRAMES)
 
 
 def test_groups_01_a_body_is_taken_in_at_once(rig: Rig) -> None:

@@ -8,10 +8,10 @@ import pytest
 
 from reelwire import messages as m
 from reelwire.group_messages import Farewell
-from reelwire.workers.group_events import DropFiles, FilesFound, PartWritten, ResultMade, StartJob
+from reelwire.workers.group_events import DropFiles, FilesFound, FrameEncoded, PartWritten, ResultMade, StartJob
 
 from .group_rig import NO, LeadRig, offer, part, run_job
-from .test_leader_jobs import RESULT, encoding
+from .test_leader_jobs import OUTPUT, RESULT, encoding
 
 
 @pytest.mark.parametrize("state", ["finding", "fetching", "encoding"])
@@ -41,6 +41,41 @@ def test_groups_13_a_job_that_comes_no_further_is_given_up(toy: Any, state: str)
         assert rig.wanted(DropFiles) == [DropFiles("j", 1, "result")]
     rig.body_of_job(2, "next")
     assert isinstance(rig.order, StartJob)
+
+
+def test_groups_13_a_clip_may_take_as_long_as_its_frames_do(toy: Any) -> None:
+    """Nothing that the encoder moves at is given up, and nothing that waits behind it; the results come in the end."""
+    rig = LeadRig(toy.spec).formed()
+    encoding(rig)
+    rig.body_of_job(2, "next")
+    rig.settle(stage="high", step=0, steps=9, keeps=True)
+    rig.settle(output=OUTPUT)
+    for _ in range(4):
+        rig.tick(20.0)
+        rig.do(FrameEncoded(rig.now))
+    rig.do(ResultMade(rig.now, "j", 1, RESULT))
+    for _ in range(2):
+        rig.tick(20.0)
+        rig.do(FrameEncoded(rig.now))
+    rig.do(ResultMade(rig.now, "next", 1, RESULT))
+    assert [each.job for each in rig.take(m.JobFile, m.JobEnded) if each.job == "next"] == ["next"]
+    assert rig.core._hello().held == (m.HeldJob("j", 1, ended=True), m.HeldJob("next", 1, ended=True))
+
+
+def test_groups_13_an_encoder_that_stands_still_ends_one_job_after_the_other(toy: Any) -> None:
+    """Each has the whole time since the one before was given up, as it may have been that one's fault."""
+    rig = LeadRig(toy.spec).formed()
+    encoding(rig)
+    rig.tick(10.0)
+    rig.body_of_job(2, "next")
+    rig.settle(stage="high", step=0, steps=9, keeps=True)
+    rig.settle(output=OUTPUT)
+    rig.tick(21.0)
+    assert [each.job for each in rig.take(m.JobEnded)] == ["j"]
+    rig.tick(28.0)
+    assert not [each for each in rig.take(m.JobEnded) if each.job == "next"]
+    rig.tick(2.0)
+    assert [each.job for each in rig.take(m.JobEnded) if each.job == "next"] == ["next"]
 
 
 def test_groups_13_a_job_waits_its_turn_as_long_as_that_takes(toy: Any) -> None:
@@ -76,7 +111,7 @@ def test_groups_04_a_rank_that_never_has_what_a_job_needs_ends_the_epoch(toy: An
     assert not rig.take(m.JobEnded)
 
 
-@pytest.mark.parametrize("state", ["running", "made"])
+@pytest.mark.parametrize("state", ["running", "encoding", "made"])
 @pytest.mark.parametrize("world", [1, 2])
 def test_groups_07_what_has_begun_waits_for_a_broker_however_long_that_takes(toy: Any, state: str, world: int) -> None:
     """A job goes on to its result, and that is kept until a broker comes; the log says now and then what is waited for."""
@@ -89,11 +124,13 @@ def test_groups_07_what_has_begun_waits_for_a_broker_however_long_that_takes(toy
         rig.tick(15.0)
         if state == "running":
             rig.step(step)
+        else:
+            rig.do(FrameEncoded(rig.now))
     assert rig.stopped is None
     assert 3 <= rig.logged.count("broker_away") <= 4
     rig.sent.clear()
     rig.welcome()
-    assert rig.take(m.JobProgress if state == "running" else m.JobFile)
+    assert rig.take(m.JobFile if state == "made" else m.JobProgress)
 
 
 @pytest.mark.parametrize("had", ["nothing", "a job that has failed", "a job that wasn't begun"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -18,9 +19,9 @@ from reelwire.workers.emulated import Shown, draw, read
 CLIP = draw(Shown(40, (), 0xDEADBEEF), 5, 96, 128)
 
 
-def write_result(folder: Path, suffix: str, output: JobOutput) -> FileOffer:
+def write_result(folder: Path, suffix: str, output: JobOutput, written: Callable[[], None] = lambda: None) -> FileOffer:
     """Under the name that it is offered by."""
-    part, offer = results.write_result(folder, suffix, output)
+    part, offer = results.write_result(folder, suffix, output, written)
     part.replace(offer.path)
     return offer
 
@@ -39,11 +40,13 @@ def test_groups_12_equal_frames_give_equal_bytes(tmp_path: Path, suffix: str) ->
 
 
 def test_a_clip_shows_what_was_drawn(tmp_path: Path) -> None:
-    """Frames and their rate come out of the file; the patterns survive the encoder."""
-    offer = write_result(tmp_path, ".mp4", JobOutput(CLIP, 24.0))
+    """Frames and their rate come out of the file; the patterns survive the encoder, which says each frame that it has."""
+    told: list[int] = []
+    offer = write_result(tmp_path, ".mp4", JobOutput(CLIP, 24.0), lambda: told.append(1))
     frames, fps = media.read_video(offer.path)
     assert frames.shape == CLIP.shape
     assert fps == 24.0
+    assert len(told) == len(CLIP)
     assert {(read(frame).index, read(frame).trail) for frame in frames} == {(40, 0xDEADBEEF)}
 
 
