@@ -58,8 +58,8 @@ class BrokerConfig:
         group_timeout_s: how long the ranks of a group may take to meet, their weights aside.
         upload_bytes_max: largest file of a request.
         uploads_per_client_max: most uploads of one client that aren't part of a job yet; a further one takes the place of the
-            oldest that is complete.
-        upload_bytes_per_client_max: most bytes of all these uploads of one client.
+            oldest that is complete for a minute, or is refused.
+        upload_bytes_per_client_max: most bytes of all these uploads of one client, in the same way.
         result_bytes_max: largest file that a job may make; of an eighth of `state_bytes_max` there is always room for it in
             the end.
         state_bytes_max: most bytes of all files that belong to jobs; results make room for others, fetched ones first. A

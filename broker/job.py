@@ -91,9 +91,9 @@ class Job(JobBase):
         self.state = "queued"
         self._enter_queue(again=False)
         accepted = m.JobAccepted(record.key, info_of(at, self))
-        for peer in self.request.askers:
+        for peer, requests in self.request.askers.items():
             at.desk.send(peer, accepted)
-            at.uploads_used(peer, [stored.file for stored in self.files])
+            at.uploads_used(peer, [stored.file for stored in self.files], requests)
         self.request = Request()
 
     # --- at work -------------------------------------------------------------------------------------------------------

@@ -162,7 +162,7 @@ class Admission:
             asked=digest(request),
         )
         job = Job(at, self._quota, record, "checking")
-        job.request.askers[peer] = None
+        job.request.askers[peer] = 1
         if not files and not request.output:
             job.handle(Checked({}))
             return
@@ -196,8 +196,9 @@ class Admission:
             reason = f"is that of job {known.id} already, which is another one: {what}"
             self._refuse(peer, request, Failure("request", f"{reason}; accepted: a new key", field="key"))
         elif known.state in ("checking", "committing"):
-            known.request.askers[peer] = None
+            known.request.askers[peer] += 1
         else:
+            self._at.uploads_used(peer, [file.sha256 for files in request.media.values() for file in files])
             self._at.desk.send(peer, m.JobAccepted(request.key, info_of(self._at, known)))
 
     def _checked(self, peer: Peer, event: Received, request: m.SubmitJob) -> _Right:
@@ -317,8 +318,8 @@ class Admission:
         file.is_right = True
         if event.failure is not None and event.failure.kind == "request" and file.stored is not None:
             # It is of no use to anybody; the other files may be asked for again.
-            for peer in checking.job.request.askers:
-                self._at.uploads_used(peer, [file.stored.file])
+            for peer, requests in checking.job.request.askers.items():
+                self._at.uploads_used(peer, [file.stored.file], requests)
         self._next(checking, event.failure, file.field)
 
     def _next(self, checking: _Checking, failure: Failure | None, field: str) -> None:

@@ -40,9 +40,9 @@ class Arriving:
 
 @dataclass(slots=True)
 class Request:
-    """What is only known while a request is checked and committed: who is answered, and which files are held for it."""
+    """What is only known while a request is checked and committed: who asked how often, and which files are held for it."""
 
-    askers: dict[Peer, None] = field(default_factory=dict)
+    askers: Counter[Peer] = field(default_factory=Counter)
     files: list[StoredFile] = field(default_factory=list)
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter, OrderedDict, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from reelwire.job_spec import JobSpec
@@ -26,6 +27,15 @@ if TYPE_CHECKING:
 
 DURATION_WEIGHT = 0.2
 """Of the newest duration in the mean of all."""
+
+
+@dataclass(frozen=True, slots=True)
+class Upload:
+    """A file that a client has uploaded, and since when it is complete, in seconds of the desk's time."""
+
+    file: str
+    nbytes: int
+    since: float
 
 
 class JobDesk:
@@ -59,7 +69,7 @@ class JobDesk:
         stalled: why the journal can't be written for the moment; empty: it can.
         draining: nothing new is accepted or begun.
         leaving: files that are let go of when the journal says so, and how often.
-        uploads: files of each client that are part of no job yet, by the client's name for them.
+        uploads: files of each client that are part of no job yet, by the client's name for them; the oldest is first.
     """
 
     def __init__(self, desk: Desk, groups: Groups, saved: Saved, wall_s: float) -> None:
@@ -80,7 +90,7 @@ class JobDesk:
         self.waiting_total = 0
         self.at_group: dict[Group, dict[str, JobBase]] = {}
         self.changed: dict[str, None] = {}
-        self.uploads: dict[Peer, dict[str, StoredFile]] = {}
+        self.uploads: dict[Peer, dict[str, Upload]] = {}
         self.unstored: Timers[str] = Timers()
         self.stalled = ""
         self.draining = False
@@ -200,11 +210,15 @@ class JobDesk:
         held = [(self.store.find(file), count) for file, count in self.leaving.items()]
         return sum(one.nbytes for one, count in held if one is not None and count == one.jobs + one.uploads)
 
-    def uploads_used(self, peer: Peer, files: Sequence[str]) -> None:
-        """A job has come of uploads of a client, and keeps them from now on, or none will come."""
+    def uploads_used(self, peer: Peer, files: Iterable[str], requests: int = 1) -> None:
+        """A job has come of uploads of a client, and keeps them from now on, or none will come.
+
+        A client uploads a file once for each request that has it: what others of its requests have of the same content stays.
+        """
         stored = self.uploads.get(peer, {})
-        for name in [name for name, file in stored.items() if file.file in files]:
-            self.drop_upload(peer, name)
+        for file in set(files):
+            for name in [name for name, upload in stored.items() if upload.file == file][:requests]:
+                self.drop_upload(peer, name)
 
     def drop_upload(self, peer: Peer, name: str) -> None:
         """A client's upload isn't kept for its own sake any more."""

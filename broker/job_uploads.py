@@ -21,13 +21,14 @@ from reelwire.job_parts import FILE_NAME
 from reelwire.messages import Failure
 
 from .desk import cut, short
-from .job_desk import JobDesk
+from .job_desk import JobDesk, Upload
 from .job_incoming import Taker
 from .job_quota import Giving, Quota
-from .job_record import StoredFile
 from .peers import Peer
 
 NAME_CHARACTERS_MAX = 256
+UPLOAD_KEPT_S = 60.0
+"""How long an upload that is complete waits for its request at least, before a later one of its client may take its place."""
 
 
 class Uploads:
@@ -65,7 +66,7 @@ class Uploads:
             self._refuse(peer, name, replace(failure, field=message.field))
         elif self.has(peer, message.sha256):
             at.store.hold(message.sha256, message.nbytes, "upload")
-            self._stored(peer, name, StoredFile(message.sha256, message.nbytes))
+            self._stored(peer, name, message.sha256, message.nbytes)
         else:
             self._receive(peer, message)
 
@@ -106,15 +107,18 @@ class Uploads:
         if not FILE_NAME.fullmatch(message.sha256):
             reason = f"{shown(message.sha256)} is no SHA-256; accepted: 64 of 0-9 and a-f"
             return Failure("request", reason)
-        if not 0 <= nbytes <= config.upload_bytes_max:
-            return Failure("request", f"has {nbytes} bytes; accepted: 0 to {config.upload_bytes_max}")
+        most = min(config.upload_bytes_max, config.upload_bytes_per_client_max)
+        if not 0 <= nbytes <= most:
+            return Failure("request", f"has {nbytes} bytes; accepted: 0 to {most}")
         if self._count(peer) >= config.uploads_per_client_max and not self._drop_oldest(peer):
-            reason = f"{self._count(peer)} uploads of this client are on their way already"
-            return Failure("overload", reason, retry_after_s=config.retry_after_s)
+            reason = f"the client has {self._count(peer)} uploads without a job already (uploads_per_client_max)"
+            return Failure("overload", reason, retry_after_s=self._retry_after_s(peer))
         while self._nbytes(peer) + nbytes > config.upload_bytes_per_client_max:
             if not self._drop_oldest(peer):
-                reason = f"{self._nbytes(peer)} bytes of this client are on their way already"
-                return Failure("overload", reason, retry_after_s=config.retry_after_s)
+                kept, limit = self._nbytes(peer), config.upload_bytes_per_client_max
+                reason = f"the client's uploads without a job have {kept} bytes already, of {limit}"
+                advice = self._retry_after_s(peer)
+                return Failure("overload", f"{reason} (upload_bytes_per_client_max)", retry_after_s=advice)
         indexed = at.store.find(message.sha256) if self.has(peer, message.sha256) else None
         if indexed is not None:
             if indexed.nbytes == nbytes:
@@ -125,11 +129,19 @@ class Uploads:
         return None
 
     def _drop_oldest(self, peer: Peer) -> bool:
-        """Let go of the upload of a client that has waited longest for a job to need it; whether there was one."""
-        oldest = next(iter(self._at.uploads.get(peer, {})), None)
-        if oldest is not None:
-            self._drop(peer, oldest)
-        return oldest is not None
+        """Let go of a client's oldest upload, if its request should have come by now; whether it was."""
+        name, oldest = next(iter(self._at.uploads.get(peer, {}).items()), ("", None))
+        if oldest is None or self._at.desk.now < oldest.since + UPLOAD_KEPT_S:
+            return False
+        self._drop(peer, name)
+        return True
+
+    def _retry_after_s(self, peer: Peer) -> float:
+        """When the oldest upload of a client may be let go of, at the latest."""
+        at = self._at
+        oldest = next(iter(at.uploads.get(peer, {}).values()), None)
+        left_s = 0.0 if oldest is None else oldest.since + UPLOAD_KEPT_S - at.desk.now
+        return max(at.config.retry_after_s, left_s)
 
     def _count(self, peer: Peer) -> int:
         return len(self._coming.get(peer, ())) + len(self._at.uploads.get(peer, ()))
@@ -171,15 +183,15 @@ class Uploads:
             if not takers:
                 del self._coming[peer]
             if failure is None:
-                self._stored(peer, name, StoredFile(*what))
+                self._stored(peer, name, *what)
             else:
                 self._refuse(peer, name, replace(failure, field=field))
 
         taker = self._at.incoming.begin((peer, name), what, "upload", grant, done)
         self._coming.setdefault(peer, {})[name] = taker
 
-    def _stored(self, peer: Peer, name: str, stored: StoredFile) -> None:
-        self._at.uploads.setdefault(peer, {})[name] = stored
+    def _stored(self, peer: Peer, name: str, file: str, nbytes: int) -> None:
+        self._at.uploads.setdefault(peer, {})[name] = Upload(file, nbytes, self._at.desk.now)
         self._at.desk.send(peer, m.UploadStored(name))
 
     def _refuse(self, peer: Peer, name: str, failure: Failure) -> None:

@@ -13,7 +13,7 @@ client's key, parts by their number.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import assert_never
@@ -78,6 +78,11 @@ class Submission:
         return f"{self.call}.{self.place}" if self.is_begun and self.place < len(self.files) else ""
 
     @property
+    def stored(self) -> tuple[e.UploadFile, ...]:
+        """The files that the broker keeps for it."""
+        return self.files[: self.place] if self.is_begun else ()
+
+    @property
     def is_submitted(self) -> bool:
         """Whether the request was sent over this connection."""
         return self.is_begun and self.place == len(self.files)
@@ -135,7 +140,7 @@ class Jobs:
         self.fetches: dict[int, Fetch] = {}
         self._desk = desk
         self._asking: dict[int, Watch] = {}
-        self._stored: set[str] = set()  # what the broker keeps of this connection's uploads that is part of no job
+        self._spare: Counter[str] = Counter()  # what the broker keeps of submissions that no job has come of
         self._kinds: frozenset[str] = frozenset()
         self._is_attached = False
 
@@ -183,7 +188,7 @@ class Jobs:
         """The connection is gone: files that no job needs are gone with it, and so is what was on its way."""
         self._is_attached = False
         self._asking.clear()
-        self._stored.clear()
+        self._spare.clear()
         for sub in self.submissions.values():
             sub.is_repeated = sub.is_repeated or sub.is_begun
             sub.is_begun = sub.is_parked = False
@@ -242,7 +247,9 @@ class Jobs:
 
     def withdraw(self, call: int) -> None:
         """Nobody waits any more for what was asked; a job that was submitted lives on."""
-        self.submissions.pop(call, None)
+        sub = self.submissions.pop(call, None)
+        if sub is not None and not sub.is_submitted:
+            self._spare.update(file.sha256 for file in sub.stored)
         self._end_fetch(call)
         self._go_on()
         for watch in self.watches.values():
@@ -271,7 +278,8 @@ class Jobs:
     def _upload(self, sub: Submission) -> None:
         """Upload the next file that the broker hasn't, or submit when all are there."""
         sub.granted = sub.sent = 0
-        while sub.upload and sub.files[sub.place].sha256 in self._stored:
+        while sub.upload and self._spare[sub.files[sub.place].sha256]:
+            self._spare[sub.files[sub.place].sha256] -= 1
             sub.place += 1
         if sub.upload:
             file = sub.files[sub.place]
@@ -352,9 +360,7 @@ class Jobs:
                 self._upload_said(message)
             case m.JobAccepted(key=key, job=job):
                 for sub in self._submitted(key):
-                    for file in sub.files:  # they are the job's from now on
-                        self._stored.discard(file.sha256)
-                    del self.submissions[sub.call]
+                    del self.submissions[sub.call]  # its files are the job's from now on
                     self._desk.done(sub.call, value=job)
                 self._go_on()
             case m.JobRefused(failure=failure, key=key) if key:
@@ -386,10 +392,10 @@ class Jobs:
             sub.granted = max(sub.granted, min(message.parts, parts_of(sub.files[sub.place].nbytes)))
             self._desk.act(e.Changed(e.news_of_call(sub.call)))
         elif isinstance(message, m.UploadStored):
-            self._stored.add(sub.files[sub.place].sha256)
             sub.place += 1
             self._upload(sub)
         else:
+            self._spare.update(file.sha256 for file in sub.stored)
             del self.submissions[sub.call]
             self._desk.done(sub.call, error=refusal_of(message.failure))
             self._go_on()
@@ -400,9 +406,8 @@ class Jobs:
             sub.is_parked = True
             self._desk.act(e.Changed(e.news_of_call(sub.call)))
             return
-        for file in sub.files:
-            if file.field == failure.field:  # the broker may have needed its room: whoever asks anew is told
-                self._stored.discard(file.sha256)
+        # The broker may have needed the room of the one that it names: whoever asks anew uploads that again.
+        self._spare.update(file.sha256 for file in sub.stored if file.field != failure.field)
         del self.submissions[sub.call]
         self._desk.done(sub.call, error=refusal_of(failure))
 

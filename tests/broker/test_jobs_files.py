@@ -100,22 +100,30 @@ def test_an_upload_with_a_strange_name_is_refused(shop: Shop, name: str) -> None
 
 
 def test_a_client_has_so_many_uploads() -> None:
-    """That are part of no job yet: a further one takes the place of the oldest that is complete, and waits if none is."""
+    """That are part of no job yet: a further one takes the place of one that is complete for a minute, or is refused."""
     shop = Shop(uploads_per_client_max=2)
     shop.worker()
     client = shop.client()
     oldest = client.upload(b"video", "u1")
     newer = client.upload(b"video too", "u2")
+    shop.advance(59.0)
     client.upload(b"more", "u3")
+    (refused_upload,) = client.take(m.UploadRefused)
+    assert (refused_upload.upload, refused_upload.failure.kind) == ("u3", "overload")
+    assert "(uploads_per_client_max)" in refused_upload.failure.message
+    assert refused_upload.failure.retry_after_s == shop.config.retry_after_s
+    shop.advance(1.0)
+    client.upload(b"more", "u4")
     assert not client.heard(m.UploadRefused)
     refused = client.submit("k1", "v2v", media={"video": (oldest,)})
     assert isinstance(refused, m.JobRefused)
     assert refused.failure.field == "video"
     client.accepted("k2", "v2v", media={"video": (newer,)})
-    for name in ("u4", "u5", "u6"):
+    shop.advance(60.0)
+    for name in ("u5", "u6", "u7"):
         client.say(m.BeginUpload(name, "video", 2 * MIB, name[1] * 64))
     (refused_upload,) = client.heard(m.UploadRefused)
-    assert (refused_upload.upload, refused_upload.failure.kind) == ("u6", "overload")
+    assert (refused_upload.upload, refused_upload.failure.kind) == ("u7", "overload")
 
 
 def test_an_upload_that_is_no_video_is_kept_for_nobody() -> None:

@@ -128,11 +128,12 @@ def test_groups_15_what_is_only_announced_never_stops_a_result() -> None:
 
 
 def test_groups_15_one_client_has_so_many_bytes_of_uploads() -> None:
-    """What it has announced counts; what is complete and part of no job makes place for more."""
+    """What it has announced counts; what is complete for a minute and part of no job makes place for more."""
     shop = Shop(upload_bytes_per_client_max=3 * MIB)
     client, other = shop.client(), shop.client("other")
-    client.say(m.BeginUpload("u0", "video", 2 * MIB, "0" * 64))
     client.upload(b"a" * MIB, "u1")
+    shop.advance(60.0)
+    client.say(m.BeginUpload("u0", "video", 2 * MIB, "0" * 64))
     client.upload(b"b" * MIB, "u2")
     assert list(shop.disk.files.values()) == [b"b" * MIB]
     client.upload(b"c" * (2 * MIB), "u3")

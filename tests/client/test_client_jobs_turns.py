@@ -132,6 +132,30 @@ def test_what_was_stored_is_not_uploaded_again_while_it_is_no_jobs(attached: Rig
     assert begun(attached) == ["a"]
 
 
+def test_groups_09_requests_with_one_file_each_have_an_upload_of_it(attached: Rig) -> None:
+    """What the broker keeps for one goes with its job, so the other says it as well, unless a refused one has left it."""
+    first = attached.call(e.SubmitJob, request("k"), (file("a"),))
+    attached.hear(m.UploadStored(f"{first}.0"))
+    second = attached.call(e.SubmitJob, request("l"), (file("a"), file("b")))
+    assert begun(attached) == ["a", "a"]
+    attached.hear(m.UploadStored(f"{second}.0"))
+    attached.hear(m.JobAccepted("k", JobInfo("j", "v2v", "queued")))
+    attached.hear(m.UploadRefused(f"{second}.1", FULL))
+    attached.call(e.SubmitJob, request("m"), (file("a"),))
+    attached.call(e.SubmitJob, request("n"), (file("a"),))
+    assert begun(attached) == ["a", "a", "b", "a"]
+
+
+def test_groups_09_what_was_uploaded_for_a_submission_that_is_withdrawn_serves_the_next_one(attached: Rig) -> None:
+    """As long as its request wasn't sent: of what was sent a job may come, which takes its files."""
+    for key, files in (("k", (file("a"), file("b"))), ("l", (file("b"),))):
+        call = attached.call(e.SubmitJob, request(key), files)
+        attached.hear(m.UploadStored(f"{call}.0"))
+        attached.feed(e.Withdraw(attached.now, call))
+    attached.call(e.SubmitJob, request("m"), (file("a"), file("b")))
+    assert begun(attached) == ["a", "b", "b", "b"]
+
+
 # --- workers -----------------------------------------------------------------------------------------------------------
 
 
