@@ -1,7 +1,8 @@
 """`reelwire bench jobs`: what the acknowledgement of a job costs, and ten thousand submissions at once.
 
 First 100 clients submit in turn, one submission on the way at a time: what one costs from the call to the durable answer.
-Then all of them at once, each with one on its way. Last of all many more submissions than may be queued, over all clients
+Beside each of them a page is appended to a file on the same disk and synchronized, which is the least that any durable answer
+costs there. Then all of them at once, each with one on its way. Last of all many more submissions than may be queued, over all clients
 at once; the broker is killed right after the last answer, started again, and asked what it has.
 """
 
@@ -11,6 +12,7 @@ import math
 import os
 import signal
 import statistics
+import tempfile
 import threading
 import time
 from collections.abc import Callable
@@ -30,6 +32,8 @@ if TYPE_CHECKING:
 COLUMNS = ("phase", "clients", "submitted", "accepted", "refused", "lost", "p50_ms", "p99_ms", "max_ms", "each_ms")
 ACK_MS_MOST = 2.0
 LIMIT_S = 300.0
+PAGE = bytes(4096)
+"""What is synchronized beside each submission: about as much as the journal writes of one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +74,7 @@ def run(plan: Plan) -> Report:
             attached.enter_context(Client(running.endpoint, name=f"client-{number}", connect_timeout_s=30.0))
             for number in range(plan.clients)
         ]
-        turn = [_submitted(client) for _ in range(plan.each) for client in clients]
+        turn, synchronized = _in_turn(clients, plan.each)
         rows.append(_row("in turn", plan.clients, turn, 1))
         at_once_began = time.monotonic()
         at_once = _at_once(clients, lambda client: [_submitted(client) for _ in range(plan.each)])
@@ -78,6 +82,7 @@ def run(plan: Plan) -> Report:
         keys, refused, flood = _flooded(clients, plan)
         lost = _lost_over_restart(running, keys)
         rows.append(_row("flood", plan.clients, flood, plan.clients, refused=refused, lost=lost))
+        rows.append(("fdatasync beside", 0, len(synchronized), None, None, None, *_numbers(synchronized)))
     p99 = rows[0][7]
     assert isinstance(p99, float)
     bounds = [
@@ -90,6 +95,20 @@ def run(plan: Plan) -> Report:
     title = f"Submissions of {plan.clients} clients"
     notes = [f"{time.monotonic() - began:.1f} s in all; in ms from the call to the durable answer, at the client"]
     return Report("jobs", title, COLUMNS, rows, bounds, notes, asked=asked_for(plan), load=load)
+
+
+def _in_turn(clients: list[Client], each: int) -> tuple[list[float], list[float]]:
+    """Seconds of each submission, and of a page that was synchronized after it."""
+    took, synchronized = [], []
+    with tempfile.TemporaryFile(prefix="reelwire-", buffering=0) as file:
+        for _ in range(each):
+            for client in clients:
+                took.append(_submitted(client))
+                began = time.perf_counter()
+                file.write(PAGE)
+                os.fdatasync(file.fileno())
+                synchronized.append(time.perf_counter() - began)
+    return took, synchronized
 
 
 def _submitted(client: Client) -> float:
@@ -171,8 +190,13 @@ def _row(
     refused: int = 0,
     lost: int = 0,
 ) -> tuple[Cell, ...]:
+    numbers = _numbers(took, None if seconds is None else seconds / len(took), at_once)
+    return (phase, clients, len(took), len(took) - refused, refused, lost, *numbers)
+
+
+def _numbers(took: list[float], each: float | None = None, at_once: int = 1) -> tuple[float, float, float, float]:
+    """Median, 99th percentile, most and share, in milliseconds."""
     ordered = sorted(took)
     p99 = ordered[math.ceil(0.99 * len(ordered)) - 1]
-    each = (seconds if seconds is not None else sum(took) / at_once) / len(took)
-    numbers = [statistics.median(ordered), p99, ordered[-1], each]
-    return (phase, clients, len(took), len(took) - refused, refused, lost, *(1000 * number for number in numbers))
+    share = sum(took) / at_once / len(took) if each is None else each
+    return 1000 * statistics.median(ordered), 1000 * p99, 1000 * ordered[-1], 1000 * share
