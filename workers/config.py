@@ -59,7 +59,9 @@ class WorkerConfig:
             some are on other machines.
         jobs: kinds of jobs to do beside the stream: a registered name, or ``path/to/file.py:object``; empty: none.
         job_options: options of the jobs.
-        step_timeout_s: how long the ranks of a group may take for one step of a job or one chunk, before it is given up.
+        step_timeout_s: how long the ranks of a group may take for one step of a job or one chunk, before they are given up; and
+            how long a job may come no further in what isn't a step, before it fails: its files are looked for, the next part
+            of one is fetched, the next frame of its result is encoded.
         scratch_dir: folder for checkpoints, results and inputs of jobs while they are here; empty: a temporary one.
     """
 

@@ -158,7 +158,7 @@ class Opened:
 
 @dataclass(frozen=True, slots=True)
 class RankExited:
-    """The process of another rank has ended, as the kernel says (on the same machine), or its link broke for good."""
+    """The process of another rank has ended, as the kernel says; of a rank on another machine nobody hears it here."""
 
     now: float
     rank: int
@@ -266,7 +266,6 @@ class JoinLink:
     """At another rank: connect to the leader's link, and watch the others' processes."""
 
     epoch: int
-    secret: bytes
     members: tuple[Member, ...]
     link: str
 

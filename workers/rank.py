@@ -270,7 +270,7 @@ class RankCore(Attachment):
         if self._epoch:
             return self._over((), f"group {self._place.group} is in a later epoch", tell=False)
         self._epoch, self._join = message.epoch, message
-        link = JoinLink(message.epoch, message.secret, message.members, message.link)
+        link = JoinLink(message.epoch, message.members, message.link)
         return [link, *self._greet_leader()]
 
     def _greet_leader(self) -> list[AnyAction]:

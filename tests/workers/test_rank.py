@@ -84,7 +84,7 @@ def test_groups_04_it_greets_its_leader_when_it_has_weights_and_link(toy: Any, f
         rig.join()
         assert not rig.told
         rig.load()
-    assert rig.wanted(JoinLink) == [JoinLink(EPOCH, b"secret", rig.members, "tcp://link")]
+    assert rig.wanted(JoinLink) == [JoinLink(EPOCH, rig.members, "tcp://link")]
     assert rig.told == [RankHello(EPOCH, b"secret", 1)]
 
 
