@@ -21,14 +21,16 @@ class BrokerConfig:
         busy_for_s_max: longest silence that a peer may announce, in seconds.
         client_grace_s: how long a session outlives a client that is lost without a word; nobody resumes it in this version.
         control_idle_s: a session without a control for so long is closed.
-        stall_s: a session whose client acknowledges nothing for so long is closed.
+        stall_s: a session whose client acknowledges nothing for so long is closed; and a file that comes in parts, from a
+            worker or a client, is given up if a part that is owed doesn't come for so long.
         placement_timeout_s: how long a session waits for room at the workers.
         initialize_timeout_s: a stage that says nothing for so long while it initializes a session is hung.
         task_timeout_s: a stage that says nothing for so long while it has a task is hung.
         close_timeout_s: how long the end of a session may take, from the word that ends it; a stage that says nothing
             for so long while a session that ends waits for it is hung.
         drain_s: how long a broker that was asked to stop waits for its sessions.
-        result_keep_s: how long chunks that nobody acknowledged outlive their session's stages.
+        result_keep_s: how long chunks that nobody acknowledged outlive their session's stages, and how long a job that has ended
+            is remembered, with its result.
         retry_after_s: what a refused client is advised to wait.
         release_attempts: how often the release of a stage is tried.
         sessions_max: most sessions at once.
