@@ -47,7 +47,7 @@ class Attaching(ABC):
         self._config = config
         self._version = version
         self._desk = Desk(config)
-        self._peers = Peers()
+        self._peers = Peers(incarnation)
         self._told = Told(config.peers_max)
         self._placement = Placement(admit_spec)
         self._groups = Groups(self._desk, incarnation)

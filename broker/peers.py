@@ -27,7 +27,7 @@ class Peer:
         route: the socket's name of its connection.
         attachment: its number; never given twice.
         kind: client or worker.
-        name: a worker's own, a client's own or one made from its number.
+        name: a worker's own, which nobody else has; a client's own, which others may have too, or one that is made for it.
         heard_at: when its last message arrived, in seconds.
         busy_until: until when it said that it may be silent.
         gone: it was dropped; nothing is sent to it.
@@ -73,10 +73,15 @@ class Peer:
 
 
 class Peers:
-    """All attached peers, by route, number, and for workers name and shared memory."""
+    """All attached peers, by route, number, and for workers name and shared memory.
 
-    def __init__(self) -> None:
+    Args:
+        incarnation: of the broker.
+    """
+
+    def __init__(self, incarnation: int) -> None:
         """Start with none."""
+        self._incarnation = incarnation
         self.by_route: dict[bytes, Peer] = {}
         self.by_attachment: dict[int, Peer] = {}
         self.workers: dict[str, Peer] = {}
@@ -87,13 +92,13 @@ class Peers:
         return len(self.by_route)
 
     def attach(self, route: bytes, kind: Kind, name: str, now: float) -> Peer:
-        """Give a connection its number.
+        """Give a connection its number, and a name if it has none: one that no other broker with this one's state has given.
 
         Nobody else may be attached under its route, nor under a worker's name.
         """
         assert route not in self.by_route, "attached over somebody else"
         self._last += 1
-        peer = Peer(route, self._last, kind, name or f"{kind}-{self._last}", now)
+        peer = Peer(route, self._last, kind, name or f"{kind}-{self._incarnation}.{self._last}", now)
         self.by_route[route] = self.by_attachment[peer.attachment] = peer
         if kind == "worker":
             assert name not in self.workers, "a worker's name twice"

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import getpass
 import math
 import os
+import socket
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping
@@ -33,6 +35,8 @@ from .spec import Plain, StreamSpec
 T = TypeVar("T")
 ENDPOINT_VARIABLE = "REELWIRE_BROKER"
 CLOSE_TIMEOUT_S = 4 * LINGER_S
+OWN_NAME_CHARACTERS_MAX = 100
+"""Of a user's name or of a host's, in the name that a client has by itself; the broker accepts names of 256."""
 
 
 def status_call(now: float, call: int) -> e.Ask:
@@ -59,6 +63,15 @@ def job_call(job: object) -> Callable[[float, int], e.AskJob]:
 def statuses(answer: object) -> list[JobStatus]:
     """The jobs of an answer, for the application."""
     return [JobStatus.of(info) for info in cast("Jobs", answer).jobs]
+
+
+def own_name() -> str:
+    """What a client is called that wasn't given a name: ``user@host``, the same for all programs of one person there."""
+    try:
+        user = getpass.getuser()
+    except (ImportError, KeyError, OSError):  # the system has no name for whoever runs this
+        user = "user"
+    return "@".join(checks.printable(text)[:OWN_NAME_CHARACTERS_MAX] for text in (user, socket.gethostname()))
 
 
 class ClientShell:
@@ -93,7 +106,7 @@ class ClientShell:
         self._connect_timeout_s = connect_timeout_s
         limits = wire.Limits(frame_bytes_max=frame_bytes_max)
         said = {"frame_bytes_max": limits.frame_bytes_max, "header_bytes_max": limits.header_bytes_max}
-        core = ClientCore(__version__, name, said, Credit(output_credit_chunks, output_credit_bytes))
+        core = ClientCore(__version__, name or own_name(), said, Credit(output_credit_chunks, output_credit_bytes))
         self._link = Link(core, self.endpoint, limits, ClientMemory(shared_memory, frame_bytes_max))
         self._finalizer = weakref.finalize(self, self._link.leave)
         self._finalizer.atexit = False  # the loop's own exit handler also waits
@@ -125,7 +138,8 @@ class Client(ClientShell):
     Args:
         endpoint: ``tcp://HOST:PORT`` or ``ipc://PATH``; without one the environment variable ``REELWIRE_BROKER`` says
             it, or it is ``tcp://127.0.0.1:7461``.
-        name: how the client is called in the broker's status; the broker finds a name if it is empty.
+        name: whose the jobs of this client are: all clients of one name wait in one line, take turns with those of other
+            names, and share one limit, also after they have connected anew. ``user@host`` if it is empty.
         connect_timeout_s: how long to wait for the broker's answer, in seconds.
         frame_bytes_max: largest tensor that is accepted from the broker, in bytes; the broker is told, and fails a
             session whose chunks are larger.

@@ -142,7 +142,7 @@ class ClientHello:
 
     Attributes:
         version: of reelwire.
-        name: the client's own, for logs and the status.
+        name: whose its jobs are, for turns, limits and the status; others may have the same. Empty: the broker makes one.
         limits: what it accepts, by the names of `wire.Limits`; one that isn't said is as the broker's.
     """
 

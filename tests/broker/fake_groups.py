@@ -54,7 +54,7 @@ class Hall:
 
     def __init__(self, incarnation: int = 8, **settings: Any) -> None:
         self.desk = Desk(BrokerConfig(rejoin_s=10.0, group_timeout_s=60.0, **settings))
-        self.peers = Peers()
+        self.peers = Peers(1)
         self.groups = Groups(self.desk, incarnation)
         self.placement = Placement(check_registrable)
         self.over: list[tuple[Group, str]] = []

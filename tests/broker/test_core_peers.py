@@ -20,7 +20,7 @@ def test_streaming_38_a_welcome_says_version_limits_and_specs(rig: Any, kit: Any
     client = rig.client(name="")
     welcome = client.last(m.Welcome)
     assert welcome.version == kit.VERSION
-    assert welcome.name == f"client-{client.attachment}"
+    assert welcome.name == f"client-{welcome.incarnation}.{client.attachment}"
     assert (welcome.heartbeat_s, welcome.missed) == (1.0, 3)
     assert welcome.limits == BrokerConfig().limits()
     assert welcome.specs == (kit.world(),)

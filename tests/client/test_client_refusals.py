@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import getpass
 import re
+import socket
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -11,6 +13,7 @@ import pytest
 
 from reelwire import Client, Control, OverloadError, RequestError, UsageError
 from reelwire import messages as m
+from reelwire.client import own_name
 
 StandIn = Any  # of conftest.py
 LIMIT_S = 10.0
@@ -100,3 +103,31 @@ def test_without_any_worker_the_name_of_a_pipeline_is_not_called_wrong(stand_in:
         client.open_session("toy", chunks=1)
     assert caught.value.retry_after_s > 0
     assert np.isfinite(caught.value.retry_after_s)
+
+
+def test_groups_14_a_client_without_a_name_is_called_as_its_user_is(stand_in: StandIn) -> None:
+    """So whoever connects anew has the turns and limits that it had; a name that is given is said as it is."""
+    for given, said in (("", f"{getpass.getuser()}@{socket.gethostname()}"), ("app 7", "app 7")):
+        with Client(stand_in.endpoint, name=given):
+            assert stand_in.next(m.ClientHello).name == said
+
+
+@pytest.mark.parametrize("fault", [KeyError, OSError, ImportError])
+def test_groups_14_a_user_without_a_name_has_one_too(monkeypatch: pytest.MonkeyPatch, fault: type[Exception]) -> None:
+    """As in a container whose user stands in no file, or on a system without users."""
+
+    def unknown() -> str:
+        raise fault
+
+    monkeypatch.setattr(getpass, "getuser", unknown)
+    assert own_name() == f"user@{socket.gethostname()}"
+
+
+def test_groups_14_whatever_user_and_host_are_called_the_broker_accepts_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """256 characters at most, all of which can be shown and sent."""
+    monkeypatch.setattr(getpass, "getuser", lambda: "\udce4\n\x1b[2J" * 500)
+    monkeypatch.setattr(socket, "gethostname", lambda: "h" * 500)
+    name = own_name()
+    assert name.isprintable()
+    assert len(name) <= 256
+    assert name.encode().decode() == name
