@@ -8,7 +8,7 @@ from itertools import accumulate, islice
 from typing import TYPE_CHECKING
 
 from reelwire import messages as m
-from reelwire.messages import JobInfo
+from reelwire.messages import Failure, JobInfo
 from reelwire.spec import Plain
 
 from .desk import shortened
@@ -153,18 +153,19 @@ class News:
         self._version = 0
         self._looks_at = 0.0
 
-    def watch(self, peer: Peer, job: JobBase) -> bool:
-        """Tell a client where a job stands, now and whenever that changes until it ends; False: it watches too many."""
+    def watch(self, peer: Peer, job: JobBase) -> Failure | None:
+        """Tell a client where a job stands, now and whenever that changes until it ends; why not, if it watches too many."""
         watched = self._watched.get(peer, {})
         if job.id not in watched and len(watched) >= WATCHES_PER_CLIENT_MAX:
-            return False
+            reason = f"the client watches {len(watched)} jobs already; accepted: {WATCHES_PER_CLIENT_MAX} at once"
+            return Failure("overload", reason, retry_after_s=self._at.config.retry_after_s)
         info = info_of(self._at, job)
         self._at.desk.send(peer, m.JobChanged(info))
         if job.state not in ENDED:
             self._watched.setdefault(peer, {})[job.id] = None
             self._watchers.setdefault(job.id, {})[peer] = None
             self._told.setdefault(job.id, info.position)
-        return True
+        return None
 
     def unwatch(self, peer: Peer, job: str) -> None:
         """A client needn't be told any more; it needn't have been."""

@@ -299,14 +299,16 @@ class Jobs:
             self._desk.send(peer, m.Jobs(message.request, (info_of(self._at, job),), 1))
 
     def _watch(self, peer: Peer, event: Received) -> None:
-        """A job that isn't there is asked for by AskJobs, which has an answer for that."""
-        message = event.message
+        message, news = event.message, self._at.news
         assert isinstance(message, m.WatchJob)
-        job = self._at.jobs.get(message.job)
         if not message.on:
-            self._at.news.unwatch(peer, message.job)
-        elif job is None or not self._at.news.watch(peer, job):
+            news.unwatch(peer, message.job)
+            return
+        job = self._job(peer, message.job, message.request)
+        full = None if job is None else news.watch(peer, job)
+        if full is not None:
             self._desk.count("watches_refused", peer=peer.name, job=message.job)
+            self._desk.send(peer, m.JobRefused(full, request=message.request))
 
     def _cancel(self, peer: Peer, event: Received) -> None:
         message = event.message

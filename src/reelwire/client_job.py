@@ -196,6 +196,7 @@ class Job(JobShell):
 
         Raises:
             JobError: the broker knows no such job.
+            OverloadError: the client watches too many jobs already: 1024.
             TimeoutError: it hasn't ended in time; it goes on.
         """
         until = deadline(timeout)
@@ -240,6 +241,7 @@ class Job(JobShell):
             JobFailed: it has failed, with the worker's reason.
             JobCancelled: somebody cancelled it.
             JobError: the broker knows no such job, or has its result no more.
+            OverloadError: the client waits for too many jobs already: 1024.
             RequestError: no file can be at `path`.
             TimeoutError: it took longer; the job, and its result, stay.
             WireError: what came isn't the result.

@@ -7,7 +7,7 @@ client's key, parts by their number.
 ::
 
     submission: file 0 .. file n-1 (BeginUpload, parts below the grant, UploadStored) --SubmitJob--> JobAccepted
-    watch:      WatchJob, AskJobs --JobChanged ...--> the job's end
+    watch:      WatchJob --JobChanged ...--> the job's end
     fetch:      FetchResult (parts below ...) --ResultPart--> taken --FetchResult (parts below more)--> ... the last part
 """
 
@@ -90,10 +90,11 @@ class Submission:
 
 @dataclass(slots=True)
 class Watch:
-    """A job that somebody watches: the calls that wait for its end, of which the first is also what asks for it."""
+    """A job that somebody watches: the calls that wait for its end, and the one of them that has asked for it."""
 
     job: str
     calls: list[int]
+    asked: int = 0
     info: JobInfo | None = None
 
 
@@ -305,15 +306,14 @@ class Jobs:
             self._ask(watch)
 
     def _ask(self, watch: Watch) -> None:
-        """Ask to be told of a job; beside it where it stands, because that has an answer also where there is no such job."""
-        request = watch.calls[0]
-        self._asking[request] = watch
-        self._desk.send(m.WatchJob(watch.job))
-        self._desk.send(m.AskJobs(request, watch.job))
+        """Ask to be told of a job."""
+        watch.asked = watch.calls[0]
+        self._asking[watch.asked] = watch
+        self._desk.send(m.WatchJob(watch.job, request=watch.asked))
 
     def _end_watch(self, watch: Watch) -> None:
         del self.watches[watch.job]
-        self._asking = {request: other for request, other in self._asking.items() if other is not watch}
+        self._asking.pop(watch.asked, None)
         if self._is_attached:
             self._desk.send(m.WatchJob(watch.job, on=False))
 
@@ -369,14 +369,8 @@ class Jobs:
                 self._go_on()
             case m.JobRefused(request=request, failure=failure):
                 self._not_answered(request, failure)
-            case m.Jobs(request=request, jobs=jobs):
-                if request not in self._asking:
-                    self._desk.done(request, value=message)
-                elif not jobs:
-                    self._not_answered(request, Failure("request", "there is no such job"))
-                else:
-                    del self._asking[request]
-                    self._changed(jobs[0])
+            case m.Jobs(request=request):
+                self._desk.done(request, value=message)
             case m.JobChanged(job=job):
                 self._changed(job)
             case m.ResultPart():
@@ -422,6 +416,7 @@ class Jobs:
         if watch is None:
             self._desk.drop("unknown job")
             return
+        self._asking.pop(watch.asked, None)
         if job.state in JOB_ENDED:
             self._end_watch(watch)
             for call in watch.calls:

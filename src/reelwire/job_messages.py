@@ -83,10 +83,14 @@ class AskJobs:
 
 @dataclass(frozen=True, slots=True)
 class WatchJob:
-    """Be told whenever a job changes, by `JobChanged`, and at once where it stands; or no more."""
+    """Be told whenever a job changes, by `JobChanged`, and at once where it stands; or no more.
+
+    `request`: of the `JobRefused` that answers it if there is no such job, or if the client watches too many.
+    """
 
     job: str
     on: bool = True
+    request: int = 0
 
 
 @dataclass(frozen=True, slots=True)

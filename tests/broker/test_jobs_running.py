@@ -157,8 +157,9 @@ def test_a_watch_ends_with_its_job_or_when_it_isnt_wanted(shop: Shop) -> None:
     assert not other.heard(m.JobChanged)
     client.say(m.WatchJob(run.job))
     assert [each.job.state for each in client.take(m.JobChanged)] == ["failed"]
-    client.say(m.WatchJob("nobody"))
-    assert shop.counter("watches_refused") == 1
+    client.say(m.WatchJob("nobody", request=5))
+    (refused,) = client.heard(m.JobRefused)
+    assert (refused.request, refused.failure.field) == (5, "job")
 
 
 def test_groups_11_a_client_that_disappears_doesnt_cancel_its_job(shop: Shop) -> None:
@@ -441,13 +442,16 @@ def test_a_request_that_its_workers_cant_be_told_fails(shop: Shop) -> None:
 
 
 def test_a_client_watches_so_many_jobs(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is over is told nobody; one that is watched already isn't counted again."""
+    """One more is refused, so that nobody waits for ever; one that is watched already isn't counted again."""
     monkeypatch.setattr("reelwire.broker.job_news.WATCHES_PER_CLIENT_MAX", 2)
     client = begun(shop)[0]
     jobs = [client.accepted(f"k{index}") for index in range(3)]
-    for job in [*jobs, jobs[0]]:
-        client.say(m.WatchJob(job))
+    for request, job in enumerate([*jobs, jobs[0]]):
+        client.say(m.WatchJob(job, request=request))
     assert shop.counter("watches_refused") == 1
+    (refused,) = client.heard(m.JobRefused)
+    assert (refused.request, refused.failure.kind) == (2, "overload")
+    assert refused.failure.message == "the client watches 2 jobs already; accepted: 2 at once"
     assert [each.job.job for each in client.heard(m.JobChanged)] == [*jobs[:2], jobs[0]]
     shop.drop(client)
     shop.jobs.check()

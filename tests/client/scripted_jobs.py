@@ -109,9 +109,11 @@ class ScriptedJobs:
                 return [m.Jobs(request, (self.jobs[job],), 1), *told]
             case m.DeleteJob(request=request, job=job):
                 return [m.Jobs(request, (self.jobs.pop(job),), 1)]
+            case m.WatchJob(job=job, on=True, request=request) if job not in self.jobs:
+                return [m.JobRefused(Failure("request", f"there is no job {job}", field="job"), request=request)]
             case m.WatchJob(job=job, on=on):
                 (self.watched.add if on else self.watched.discard)(job)
-                return [m.JobChanged(self.jobs[job])] if on and job in self.jobs else []
+                return [m.JobChanged(self.jobs[job])] if on else []
             case m.FetchResult():
                 return self.fetch(message)
         return []

@@ -66,8 +66,6 @@ def test_groups_10_progress_tells_where_it_stands_up_to_its_end(
     ]
     for status in job.progress(LIMIT_S):
         seen.append(status)
-        if status.state == "queued":
-            stand_in.next(m.AskJobs)  # was answered as well
         if script:
             jobs.change(job.id, submitted_s=1.0)
             jobs.change(job.id, **script.pop(0))

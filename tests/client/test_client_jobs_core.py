@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -200,12 +201,11 @@ def test_a_withdrawn_submission_is_forgotten(attached: Rig) -> None:
 
 
 def test_groups_10_a_watched_job_is_known_until_its_end(attached: Rig) -> None:
-    """It is asked for with an answer beside; the newest state is there, and the end answers the call."""
+    """It is asked for; the newest state is there, and the end answers the call."""
     call = attached.call(e.WatchJob, "j")
-    assert attached.sent[1:] == [m.WatchJob("j"), m.AskJobs(call, "j")]
+    assert attached.sent[1:] == [m.WatchJob("j", request=call)]
     assert attached.core.jobs.info("j") is None
     attached.hear(m.JobChanged(QUEUED))
-    attached.hear(m.Jobs(call, (QUEUED,), 1))
     attached.hear(m.JobChanged(RUNNING))
     assert attached.core.jobs.info("j") == RUNNING
     assert attached.news[-1] == e.news_of_job("j")
@@ -217,9 +217,9 @@ def test_groups_10_a_watched_job_is_known_until_its_end(attached: Rig) -> None:
 
 
 def test_a_job_that_has_ended_is_answered_at_once(attached: Rig) -> None:
-    """By whichever of the two answers comes first."""
+    """By the first that is told of it."""
     call = attached.call(e.WatchJob, "j")
-    attached.hear(m.Jobs(call, (DONE,), 1))
+    attached.hear(m.JobChanged(DONE))
     assert attached.done[call].value == DONE
 
 
@@ -229,7 +229,7 @@ def test_several_watch_one_job(attached: Rig) -> None:
     assert len(attached.said(m.WatchJob)) == 1
     attached.feed(e.Withdraw(attached.now, first))
     assert len(attached.said(m.WatchJob)) == 1
-    attached.hear(m.Jobs(first, (QUEUED,), 1))
+    attached.hear(m.JobChanged(QUEUED))
     assert attached.core.jobs.info("j") == QUEUED
     attached.feed(e.Withdraw(attached.now, second))
     assert attached.sent[-1] == m.WatchJob("j", on=False)
@@ -244,7 +244,7 @@ def test_groups_07_a_watch_goes_on_over_the_next_connection(attached: Rig) -> No
     calls = [attached.call(e.WatchJob, "j"), attached.call(e.WatchJob, "j")]
     attached.hear(m.JobChanged(RUNNING))
     lose(attached)
-    assert attached.sent == [m.WatchJob("j"), m.AskJobs(calls[0], "j")]
+    assert attached.sent == [m.WatchJob("j", request=calls[0])]
     assert attached.core.jobs.info("j") == RUNNING
     attached.hear(m.JobRefused(Failure("request", "no such job", field="job"), request=calls[0]))
     for call in calls:
@@ -252,11 +252,19 @@ def test_groups_07_a_watch_goes_on_over_the_next_connection(attached: Rig) -> No
     assert not attached.core.jobs.watches
 
 
-def test_an_empty_answer_is_no_such_job(attached: Rig) -> None:
-    """A broker may say so, too."""
-    call = attached.call(e.WatchJob, "j")
-    attached.hear(m.Jobs(call, ()))
-    attached.error(call, JobError, "no such job")
+def test_groups_10_a_watch_too_many_is_an_error_and_not_waited_for(attached: Rig) -> None:
+    """All who wait for that job are told, the others' watches go on, and who asks again asks the broker again."""
+    other = attached.call(e.WatchJob, "i")
+    calls = [attached.call(e.WatchJob, "j"), attached.call(e.WatchJob, "j")]
+    attached.hear(m.JobRefused(Failure("overload", "watches 1024 jobs already", retry_after_s=2.0), request=calls[0]))
+    for call in calls:
+        assert attached.error(call, OverloadError, "1024").retry_after_s == 2.0
+    assert set(attached.core.jobs.watches) == {"i"}
+    again = attached.call(e.WatchJob, "j")
+    assert attached.sent[-1] == m.WatchJob("j", request=again)
+    for job in ("i", "j"):
+        attached.hear(m.JobChanged(replace(DONE, job=job)))
+    assert set(attached.done) >= {other, again}
 
 
 def test_questions_are_answered_or_refused(attached: Rig) -> None:

@@ -13,7 +13,7 @@ from reelwire import client_events as e
 from reelwire import messages as m
 from reelwire import wire
 from reelwire.client_core import ClientCore
-from reelwire.errors import JobError
+from reelwire.errors import JobError, OverloadError
 from reelwire.job_parts import FILE_PART_BYTES
 
 from ..broker.fake_jobs import Shop
@@ -327,6 +327,23 @@ def test_a_job_that_was_deleted_is_an_error_for_whoever_watches_it() -> None:
     world.until(lambda: len(app.done) == 3)
     for number in (call, fetch, cancel):
         assert type(app.done[number].error) is JobError
+
+
+def test_groups_10_a_watch_that_the_broker_refuses_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For whoever waits: the job goes on, and can be waited for later."""
+    world = World(0)
+    app = world.apps[0]
+    world.until(lambda: app.core.phase == "attached")
+    submitted = app.submit("k", None)
+    world.until(lambda: submitted in app.done)
+    with monkeypatch.context() as patch:
+        patch.setattr("reelwire.broker.job_news.WATCHES_PER_CLIENT_MAX", 0)
+        refused = app.watch(app.info(submitted).job)
+        world.until(lambda: refused in app.done)
+    assert type(app.done[refused].error) is OverloadError
+    watch = app.watch(app.info(submitted).job)
+    world.until(lambda: watch in app.done)
+    assert app.info(watch).state == "succeeded"
 
 
 def test_results_that_are_given_up_take_no_room_at_the_broker() -> None:
