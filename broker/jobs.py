@@ -421,7 +421,7 @@ class Jobs:
         The leader may have the only result that is safe then. It says again what it has until it is told.
         """
         known = self._at.jobs.get(job)
-        if known is None or known.state not in ("exporting", "ending") or known.record.attempt != attempt:
+        if known is None or known.state not in ("exporting", "ending") or attempt < known.record.attempt:
             self._desk.send(group.leader, m.ForgetJob(job, attempt))
 
     def _end_at(self, group: Group, job: str, attempt: int) -> None:

@@ -50,7 +50,13 @@ class Hand(Worker):
                     end = self.work.get(key, m.JobEnded(job, attempt, "cancelled"))
                     self.reply(end)
             case m.ForgetJob(job=job, attempt=attempt):
-                assert self.work.pop((job, attempt), "") is not None, "forgotten while it runs"
+                end = self.work.pop((job, attempt), "")
+                assert end is not None, "forgotten while it runs"
+                record, known = self.shop.disk.records.get(job), self.shop.jobs._at.jobs.get(job)
+                was_stopped = isinstance(end, m.JobEnded) and end.state == "cancelled"
+                if record is not None and record.standing not in ENDED and not was_stopped:
+                    is_others = known.record.attempt > attempt or known.group not in (None, self.group)
+                    assert is_others, "forgotten before the end is durable"
             case m.CheckpointKept(job=job, step=step):
                 record = self.shop.disk.records.get(job)
                 if record is not None and record.standing not in ENDED:
@@ -313,6 +319,9 @@ class Chaos:
         if self.away and self.random.random() < 0.1:
             self.workers.append(self.away.pop(0))
             self.workers[-1].join()
+        if self.shop.disk.unwritten and self.workers and self.random.random() < 0.1:
+            self.part(self.random.choice(self.workers))
+            return
         choice = self.random.random()
         if choice < 0.08 and len(self.workers) < 3:
             worker = Hand(self, self.name())

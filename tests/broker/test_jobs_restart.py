@@ -187,6 +187,27 @@ def test_work_that_was_sent_before_it_was_durable_is_adopted(shop: Shop) -> None
     assert not worker.runs
 
 
+def test_an_attempt_that_the_journal_never_knew_of_is_kept_until_the_cancel_is_durable(shop: Shop) -> None:
+    """A broker that is killed before that has its result from the leader, and needn't do the job again."""
+    worker, client = shop.worker(), shop.client()
+    shop.commits = False
+    client.submit()
+    shop.commit(1)
+    (run,) = worker.runs
+    shop = shop.restart()
+    shop.commits = False
+    shop.client().ask(m.CancelJob, run.job)
+    assert shop.job(run.job).state == "ending"
+    worker = back(shop, worker, HeldJob(run.job, 1, ended=True))
+    worker.finish(run, b"done")
+    assert not worker.heard(m.ForgetJob)
+    shop = shop.restart()
+    worker = back(shop, worker, HeldJob(run.job, 1, ended=True))
+    worker.finish(run, b"done")
+    assert shop.client().fetch(run.job) == b"done"
+    assert worker.heard(m.ForgetJob)
+
+
 def test_two_leaders_with_one_job_the_first_one_has_it(shop: Shop) -> None:
     """The other one is told to stop."""
     _, worker, run = running(shop)
