@@ -237,6 +237,15 @@ def test_groups_13_a_stage_that_fails_on_one_rank_leaves_the_job(two: Ranks, und
     assert two.finish() == undisturbed
 
 
+def test_groups_12_a_state_that_can_not_be_taken_breaks_nothing(two: Ranks, undisturbed: Any) -> None:
+    """The leader alone is at that: all go on in the process group that they have."""
+    answer = two.children[0].do(do="keep")  # of no job
+    assert answer["failure"]
+    assert not answer["apart"]
+    two.start(steps=4, switch=2, seed=3)
+    assert two.finish() == undisturbed
+
+
 @pytest.mark.parametrize("by_all", [True, False])
 def test_groups_13_a_session_that_is_refused_breaks_nothing(ranks: Ranks, undisturbed: Any, by_all: bool) -> None:
     """Whether all ranks refuse it or one does: none begins it, and sessions and job go on in the same process group."""
