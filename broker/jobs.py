@@ -70,7 +70,8 @@ class Jobs:
         self._quota = Quota(at)
         self._uploads = Uploads(at, self._quota)
         self._admission = Admission(at, self._quota, self._uploads)
-        self._let_go: dict[Group, tuple[str, int]] = {}
+        # What a leader has been told to end, and nobody else has: it occupies the group until it has ended.
+        self._unwanted: dict[Group, tuple[str, int]] = {}
         self._awaited: dict[Group, list[JobBase]] = {}
         self._rejoin_by: float | None = None
         self._has_begun = not saved.records
@@ -111,26 +112,26 @@ class Jobs:
 
     def group_over(self, group: Group, reason: str) -> None:
         """A group is no more: what it had is done by another one."""
-        self._let_go.pop(group, None)
+        self._unwanted.pop(group, None)
         was_asked = any(peer.draining for peer in group.ranks.values())
-        for job in [*self._at.at_group.get(group, {}).values(), *self._still_awaited(group)]:
+        for job in [*self._at.at_group.get(group, {}).values(), *self._pop_awaited(group)]:
             job.handle(GroupLost(reason, was_asked))
         for peer in group.ranks.values():
             self._at.outgoing.end_all(peer)
 
     def leader_away(self, group: Group, leader: Peer) -> None:
         """A group waits for its leader: what it has is known when that is back and says so; see `held`."""
-        let_go = self._let_go.pop(group, None)
-        if let_go is not None:
-            self._at.free(group, let_go[0])
+        unwanted = self._unwanted.pop(group, None)
+        if unwanted is not None:
+            self._at.free(group, unwanted[0])
         jobs = list(self._at.at_group.get(group, {}).values())
         for job in jobs:
             job.handle(LeaderAway())
-        self._awaited[group] = [*self._still_awaited(group), *jobs]
+        self._awaited[group] = [*self._pop_awaited(group), *jobs]
         self._at.outgoing.end_all(leader)
 
-    def _still_awaited(self, group: Group) -> list[JobBase]:
-        """The jobs that a group had when its leader was lost from sight; they are waited for no longer."""
+    def _pop_awaited(self, group: Group) -> list[JobBase]:
+        """The jobs that a group had when its leader was lost from sight; from now on they aren't waited for."""
         return [job for job in self._awaited.pop(group, []) if job.state == "rejoining"]
 
     def held(self, group: Group, jobs: tuple[HeldJob, ...]) -> None:
@@ -146,7 +147,7 @@ class Jobs:
                 self._forget_at(group, held.job, held.attempt)
             else:
                 self._end_at(group, held.job, held.attempt)
-        for missed in self._still_awaited(group):
+        for missed in self._pop_awaited(group):
             missed.handle(NotHeld())
 
     def client_gone(self, peer: Peer) -> None:
@@ -237,9 +238,9 @@ class Jobs:
             assert jobs, f"{group.name} has no jobs"
             assert all(job.group is group for job in jobs.values()), f"{group.name} has somebody else's job"
         for group in at.groups.by_name.values():
-            own = {*at.at_group.get(group, ()), *(job for job, _ in [self._let_go.get(group, ("", 0))])}
+            own = {*at.at_group.get(group, ()), *(job for job, _ in [self._unwanted.get(group, ("", 0))])}
             assert group.job in {"", *own}, f"{group.name} works at {group.job}, which it hasn't"
-        assert all(group.state != "over" and group.job == job for group, (job, _) in self._let_go.items()), "let go"
+        assert all(group.state != "over" and group.job == job for group, (job, _) in self._unwanted.items()), "unwanted"
         ends = [job.ended_now for job in at.ended.values()]
         assert ends == sorted(ends), "ended jobs are out of order"
         waits = self._rejoin_by is not None or not self._has_begun
@@ -409,10 +410,10 @@ class Jobs:
         is_over = isinstance(message, m.JobEnded) or (isinstance(message, m.JobFile) and message.role == "result")
         if is_over:
             self._forget_at(group, message.job, message.attempt)
-            if self._let_go.get(group) == (message.job, message.attempt):
-                del self._let_go[group]
+            if self._unwanted.get(group) == (message.job, message.attempt):
+                del self._unwanted[group]
                 self._at.free(group, message.job)
-        elif self._let_go.get(group) != (message.job, message.attempt):
+        elif self._unwanted.get(group) != (message.job, message.attempt):
             self._end_at(group, message.job, message.attempt)
 
     def _forget_at(self, group: Group, job: str, attempt: int) -> None:
@@ -429,7 +430,7 @@ class Jobs:
         self._desk.send(group.leader, m.StopJob(job, attempt))
         if not group.job:
             group.job = job
-            self._let_go[group] = (job, attempt)
+            self._unwanted[group] = (job, attempt)
 
     def _is_wanted(self, group: Group, job: JobBase, held: HeldJob) -> bool:
         """Whether what a group holds is the newest attempt, and nobody else's.
