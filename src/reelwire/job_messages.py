@@ -143,7 +143,10 @@ class UploadGrant:
 
 @dataclass(frozen=True, slots=True)
 class UploadStored:
-    """An upload is complete, its hash is right, and it stays until the client leaves, or longer if a job needs it."""
+    """An upload is complete, its hash is right, and it stays until a job has come of its request, or the client leaves.
+
+    One whose request doesn't come for a minute may give way to others of its client, and any to what jobs make.
+    """
 
     upload: str
 
