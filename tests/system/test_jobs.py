@@ -148,6 +148,23 @@ def test_groups_07_a_job_outlives_its_broker(stack: Any, tmp_path: Path) -> None
     assert len(client.jobs()) == 3
 
 
+def test_groups_07_a_job_and_its_result_outlive_a_broker_that_is_away_for_long(stack: Any, tmp_path: Path) -> None:
+    """Beyond connect_timeout_s: the group goes on to the result, and keeps it until a broker takes it."""
+    kept = {"state_dir": tmp_path / "state"}
+    broker = stack.broker(**kept)
+    ranks = stack.group("edit", 2, *JOBS, *SLOW, connect_timeout_s=1)
+    client = stack.client()
+    alone = digest(client.submit_edit("emulated", seed=4, steps=30))
+    job = client.submit_edit("emulated", seed=4, steps=30)
+    until(job, lambda event: event.state == "running" and event.step > 2)
+    broker.kill()
+    ranks_say(ranks, "broker_away")
+    ranks_say(ranks[:1], f"job {job.id} is made")
+    stack.broker_again(**kept)
+    assert digest(job) == alone
+    assert job.status().attempt == 1
+
+
 @pytest.mark.parametrize("away_s", [4.5, pytest.param(8.0, marks=pytest.mark.slow)])
 def test_groups_07_a_job_outlives_a_broker_that_stood_still(stack: Any, tmp_path: Path, away_s: float) -> None:
     """Its ranks lose it and say hello again: they are the same group, and the job goes on in its first attempt."""
@@ -159,7 +176,7 @@ def test_groups_07_a_job_outlives_a_broker_that_stood_still(stack: Any, tmp_path
     until(running, lambda event: event.state == "running" and event.step > 2)
     os.kill(broker.process.pid, signal.SIGSTOP)
     try:
-        ranks_lost_it(ranks, away_s)
+        ranks_say(ranks, "attachment_lost", away_s)
     finally:
         os.kill(broker.process.pid, signal.SIGCONT)
     assert digest(waiting) == alone
@@ -168,11 +185,11 @@ def test_groups_07_a_job_outlives_a_broker_that_stood_still(stack: Any, tmp_path
     assert "job_lost_its_group" not in broker.log.read_text()
 
 
-def ranks_lost_it(ranks: list[Any], away_s: float) -> None:
-    """Wait until all ranks have lost their broker, and until it was away for so long."""
+def ranks_say(ranks: list[Any], words: str, least_s: float = 0.0) -> None:
+    """Wait until all ranks have written something into their logs, and for so long at least; all of them go on."""
     stopped_at = time.monotonic()
     for rank in ranks:
-        while "attachment_lost" not in rank.log.read_text() or time.monotonic() - stopped_at < away_s:
+        while words not in rank.log.read_text() or time.monotonic() - stopped_at < least_s:
             assert time.monotonic() - stopped_at < LIMIT_S
             with pytest.raises(subprocess.TimeoutExpired):  # whoever ends meanwhile has given up
                 rank.process.wait(0.05)
