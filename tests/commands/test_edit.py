@@ -197,8 +197,11 @@ def test_jobs_are_asked_for_shown_and_ended(reelwire: Reelwire, where: Mapping[s
     assert again.out.strip() == job
     assert job in reelwire("status", env=where).out
     assert json.loads(reelwire("status", "--json", env=where).out)["jobs"]["listed"][0]["job"] == job
-    ended = reelwire("cancel", "nobody", job, "--json", env=where)
-    assert json.loads(ended.out) in ({job: "preparing"}, {job: "running"})
+    waits = reelwire("edit", "emulated", "--set", "steps=9000", "--detach", env=where).out.strip()
+    ended = reelwire("cancel", "nobody", job, waits, job, "--json", env=where)
+    stood = json.loads(ended.out)
+    assert stood.pop(job) in ("preparing", "running")
+    assert stood == {waits: "cancelled"}
     assert reelwire("result", job, env=where).sentence() == f"job {job} was cancelled"
     assert "cancelled" in reelwire("cancel", job, env=where).out
     assert (ended.code, "there is no job 'nobody'" in ended.sentence()) == (1, True)
