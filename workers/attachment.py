@@ -8,7 +8,8 @@
                        `--- silence, Rejected, Goodbye: what hung on it is given up
 
 While greeting nothing but hellos is sent, each over a new connection, which leaves whatever waited on the old one
-behind: so nothing can be said under a number that is no longer ours.
+behind: so nothing can be said under a number that is no longer ours. Who would lose more than a start by giving
+up, such as a job that has begun, greets on.
 
 `core.WorkerCore` adds the stages, `rank.RankCore` what a rank does that leads nobody.
 """

@@ -78,6 +78,24 @@ def test_groups_13_an_encoder_that_stands_still_ends_one_job_after_the_other(toy
     assert [each.job for each in rig.take(m.JobEnded) if each.job == "next"] == ["next"]
 
 
+def test_groups_13_of_those_that_wait_for_the_encoder_the_first_is_given_up(toy: Any) -> None:
+    """In the order in which they came to it, whichever was submitted first."""
+    rig = LeadRig(toy.spec).formed()
+    rig.hear(run_job(1, "early", 1, offer("a")))
+    for number, job in ((2, "j"), (1, "early")):
+        if number == 1:
+            rig.do(FilesFound(rig.now, 1, {"a": "/there/a"}))
+            rig.have(1)
+        else:
+            rig.body_of_job(number, job)
+        rig.settle(stage="high", step=0, steps=9, keeps=True)
+        rig.settle(output=OUTPUT)
+        rig.tick(5.0)
+    rig.do(FrameEncoded(rig.now))
+    rig.tick(31.0)
+    assert [each.job for each in rig.take(m.JobEnded)] == ["j"]
+
+
 def test_groups_13_a_job_waits_its_turn_as_long_as_that_takes(toy: Any) -> None:
     """Whether all have what it needs, or another one's files are fetched first."""
     rig = LeadRig(toy.spec).formed()
