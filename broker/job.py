@@ -265,7 +265,7 @@ class Job(JobBase):
         self._drop_arriving()
         self._leave()
         self._at.desk.log("warning", "job_lost_its_group", job=self.id, attempt=record.attempt, reason=event.reason)
-        if self._is_unwanted:
+        if self.record.is_cancelled:
             self._end("cancelled")
         elif event.was_asked:
             self._wait_again()
@@ -276,7 +276,7 @@ class Job(JobBase):
         """Wait for what the leader says when it is back: it may have lost what it was told, or know more than it could say."""
         self._drop_arriving()
         self._leave()
-        if self._is_unwanted:
+        if self.record.is_cancelled:
             self._end("cancelled")
         else:
             self.state = "rejoining"
@@ -311,9 +311,17 @@ class Job(JobBase):
         at.desk.log("info", "job_ended", job=self.id, state=self.state, **described(record.failure))
 
     def on_cancel_noted(self, event: t.CancelAsked) -> None:
-        """It ends already: all that can change is that it isn't begun again if its result can't be had."""
-        self._is_unwanted = True
-        self._answer(event)
+        """It ends already: all that can change is that it isn't begun again if its result can't be had.
+
+        While nothing can be made durable no more of those that wait for that are taken than the first one.
+        """
+        full = self._at.not_now()
+        if full is not None:
+            self._at.desk.send(event.peer, m.JobRefused(full, request=event.request))
+            return
+        if self.state != "ending":
+            self._note_cancel()
+        self._at.when_durable(lambda: self._answer(event))
 
     def on_cancel_waiting(self, event: t.CancelAsked) -> None:
         """Nobody works at it: it ends now, and whoever wants that is told when it is durable."""
@@ -321,12 +329,21 @@ class Job(JobBase):
         self._at.when_durable(lambda: self._answer(event))
 
     def on_cancel_running(self, event: t.CancelAsked) -> None:
-        """Have the leader stop at the next step, which may take a while; a result that comes before that counts."""
-        self._is_unwanted = True
+        """Have the leader stop at the next step, which may take a while; a result that comes before that counts.
+
+        Whoever wants that is told when it is durable that it was said: the next broker doesn't wait for the leader.
+        """
+        self._note_cancel()
+        self._at.when_durable(lambda: self._answer(event))
         self._drop_arriving()
         self._tell_leader(m.StopJob(self.id, self.record.attempt))
-        self._answer(event)
         self.state = "stopping"
+
+    def _note_cancel(self) -> None:
+        """Make durable that it was cancelled."""
+        if not self.record.is_cancelled:
+            self.record = replace(self.record, is_cancelled=True)
+            self._at.persist(self.id, self.record)
 
     def on_cancel_late(self, event: t.CancelAsked) -> None:
         """It has ended: it stays as it is."""

@@ -82,7 +82,6 @@ class JobBase(ABC):
         self.ended_now = 0.0
         self.unstored: Arriving | None = None
         self.unstored_for = ""
-        self._is_unwanted = False
         self._arriving: Arriving | None = None
         self._result: StoredFile | None = None
         self._begun_at: float | None = None
@@ -125,8 +124,8 @@ class JobBase(ABC):
             f"{self.id} is {state}, and its result waits or not"
         )
         assert (state == "unstored") == (self.id in at.unstored), f"{self.id} is {state}, and tries again or not"
-        ends = ("stopping", "taking", "exporting", "ending", *ENDED)
-        assert not self._is_unwanted or state in ends, f"{self.id} is {state}, and was cancelled"
+        ends = ("rejoining", "stopping", "taking", "exporting", "ending", *ENDED)
+        assert not record.is_cancelled or state in ends, f"{self.id} is {state}, and was cancelled"
         assert state not in ENDED or record.standing == state, f"{self.id} is {state}, its record {record.standing}"
         assert (state == "ending" or state in ENDED) == (record.standing in ENDED), f"{self.id} has ended, or not"
         assert state not in AT_WORK or record.standing == "running", f"{self.id} is {state}, its record isn't"
@@ -239,7 +238,7 @@ class JobBase(ABC):
     def _cannot_take(self, arriving: Arriving, why: str, waits_for: str) -> None:
         """Leave a result with its leader, and try again; without it the job ends if somebody wants that anyway."""
         at = self._at
-        if self._is_unwanted:
+        if self.record.is_cancelled:
             self._end("cancelled")
             return
         at.unstored.set(self.id, at.desk.now + at.config.retry_after_s)

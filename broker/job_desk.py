@@ -99,7 +99,7 @@ class JobDesk:
         self._folder = saved.files
         self._wall_s = wall_s
         self.leaving: Counter[str] = Counter()
-        self._tickets = 0
+        self._tickets = self._durable = 0
         self._commits: deque[tuple[int, Callable[[], None]]] = deque()
 
     @property
@@ -134,11 +134,15 @@ class JobDesk:
             self._commits.append((self._tickets, then))
 
     def when_durable(self, then: Callable[[], None]) -> None:
-        """Call this when all is durable that was to be written up to now."""
-        self._commits.append((self._tickets, then))
+        """Call this when all is durable that was to be written up to now; at once if it is."""
+        if self._durable == self._tickets:
+            then()
+        else:
+            self._commits.append((self._tickets, then))
 
     def stored(self, ticket: int) -> None:
         """All that was to be written up to a ticket is durable."""
+        self._durable = ticket
         while self._commits and self._commits[0][0] <= ticket:
             self._commits.popleft()[1]()
 

@@ -49,6 +49,7 @@ class JobRecord:
         ended_at: the same; None while it hasn't ended.
         fetched_at: when its result was first fetched whole.
         asked: digest of the request as it was asked for: what else comes under its key is another one.
+        is_cancelled: somebody has cancelled it while a group had it: it isn't begun again, and no other broker takes its result.
     """
 
     job: str
@@ -73,6 +74,7 @@ class JobRecord:
     ended_at: float | None = None
     fetched_at: float | None = None
     asked: str = ""
+    is_cancelled: bool = False
 
 
 @dataclass(frozen=True, slots=True)

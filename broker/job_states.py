@@ -134,7 +134,7 @@ class Exported:
 
 @dataclass(frozen=True, slots=True)
 class CancelAsked:
-    """A client wants the job to end; it is answered when the leader was told so, or else when the end is durable."""
+    """A client wants the job to end; it is answered when that, or the end itself, is durable."""
 
     peer: Peer
     request: int
@@ -207,7 +207,7 @@ _QUEUED: dict[type, Step] = {
 _REJOINING: dict[type, Step] = {
     Adopted: Step("on_adopted", ("running",)),
     NotHeld: Step("on_not_held", ("queued",)),
-    GroupLost: Step("on_group_lost", ("queued",)),
+    GroupLost: Step("on_group_lost", ("queued", "ending")),
     CancelAsked: Step("on_cancel_waiting", ("ending",)),
     DeleteAsked: Step("on_delete_early"),
 }

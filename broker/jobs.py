@@ -250,8 +250,13 @@ class Jobs:
         assert all(group.state == "waiting" for group in self._awaited), "a group that is here is waited for"
 
     def _begin(self, now: float) -> None:
-        """It is known what time it is: groups that have jobs are waited for from now on, and no job ended later than now."""
+        """It is known what time it is: groups that have jobs are waited for from now on, and no job ended later than now.
+
+        What was cancelled waits for nobody: a leader that has it yet is told to stop when it comes.
+        """
         self._has_begun = True
+        for job in [job for job in self._at.jobs.values() if job.state == "rejoining" and job.record.is_cancelled]:
+            job.handle(GroupLost("it was cancelled, and the broker was started anew"))
         if any(job.state == "rejoining" for job in self._at.jobs.values()):
             self._rejoin_by = now + self._desk.config.rejoin_s
         for job in self._at.ended.values():
@@ -433,11 +438,13 @@ class Jobs:
             self._unwanted[group] = (job, attempt)
 
     def _is_wanted(self, group: Group, job: JobBase, held: HeldJob) -> bool:
-        """Whether what a group holds is the newest attempt, and nobody else's.
+        """Whether what a group holds is the newest attempt of a job that isn't cancelled, and nobody else's.
 
         The journal may not know of the newest attempts: work was sent before they were durable.
         """
         known, most = job.record.attempt, self._at.config.job_attempts
+        if job.record.is_cancelled:
+            return False
         is_free = job.state in ("queued", "rejoining") and (held.ended or not group.job)
         return is_free and held.attempt >= 1 and known <= held.attempt <= known + most
 

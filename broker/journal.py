@@ -19,12 +19,13 @@ import msgpack
 from reelwire import codec
 from reelwire.checks import shown
 from reelwire.errors import ConfigError, WireError
+from reelwire.spec import Plain
 
 from .actions import Persist
 from .job_record import JobRecord
 
-FORMAT = 1
-"""Version of the tables and of the records in them."""
+FORMAT = 2
+"""Version of the tables and of the records in them; 2: `JobRecord.is_cancelled` came."""
 _PRIMARY = 0xFF
 """Bits of an error's extended code that are its primary code (SQLite, "Result and Error Codes")."""
 BUSY_S = 10.0
@@ -109,11 +110,8 @@ class Journal:
             rows = self._connection.execute("SELECT rowid, id, key, record FROM jobs ORDER BY number").fetchall()
         records = []
         for row, job, key, data in rows:
-            try:
+            with self._reading(row, job):
                 records.append(_record(data, job, key))
-            except (WireError, ValueError, TypeError, msgpack.UnpackException) as error:
-                wrong = str(error) or type(error).__name__
-                _refuse(self.path, f"has a row that can't be read, row {row} of jobs, job {shown(job)}: {wrong}", error)
         return tuple(records)
 
     def write(self, batch: Iterable[Persist]) -> None:
@@ -177,6 +175,27 @@ class Journal:
                 connection.execute(f"PRAGMA user_version = {FORMAT}")
         elif (found := connection.execute("PRAGMA quick_check(1)").fetchone()[0]) != "ok":
             _refuse(self.path, f"is damaged ({found})")
+        elif version == 1:
+            self._carry_over()
+
+    def _carry_over(self) -> None:
+        """Make rows of format 1 what they would be in this one: nobody could say for good then that a job is cancelled."""
+        with self._transaction() as connection:
+            rows = connection.execute("SELECT rowid, id, key, record FROM jobs").fetchall()
+            for row, job, key, data in rows:
+                with self._reading(row, job):
+                    record = _record(data, job, key, False)
+                connection.execute(_PUT, _row(record))
+            connection.execute(f"PRAGMA user_version = {FORMAT}")
+
+    @contextlib.contextmanager
+    def _reading(self, row: int, job: str) -> Iterator[None]:
+        """Say of a record that can't be read whose it is."""
+        try:
+            yield
+        except (WireError, ValueError, TypeError, msgpack.UnpackException) as error:
+            wrong = str(error) or type(error).__name__
+            _refuse(self.path, f"has a row that can't be read, row {row} of jobs, job {shown(job)}: {wrong}", error)
 
     def _number(self, query: str) -> int:
         return int(self._connection.execute(query).fetchone()[0])
@@ -201,8 +220,11 @@ def _identity(path: Path) -> tuple[int, int]:
 _encode, _decode = codec.encoder(JobRecord), codec.decoder(JobRecord)
 
 
-def _record(data: bytes, job: str, key: str) -> JobRecord:
+def _record(data: bytes, job: str, key: str, *newer: Plain) -> JobRecord:
+    """What a row says; `newer`: the fields that there weren't yet when it was written."""
     tree = msgpack.unpackb(data, strict_map_key=True, raw=False, ext_hook=_refuse_extension)
+    if newer and isinstance(tree, list):
+        tree = [*tree, *newer]
     record = cast("JobRecord", _decode(tree, codec.Frames(()), "record"))
     if (record.job, record.key) != (job, key):
         raise WireError(f"the record is of job {shown(record.job)} with the key {shown(record.key)}")

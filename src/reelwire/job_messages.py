@@ -97,8 +97,8 @@ class WatchJob:
 class CancelJob:
     """End a job at its next step; one that has ended stays as it is. Answered by `Jobs` or `JobRefused`.
 
-    The answer doesn't wait for that step: it says where the job stood when its leader was told. A job that nobody works at ends
-    at once, for good when it is answered.
+    The answer doesn't wait for that step: it says where the job stood when it was durable that its leader is to stop. A job that
+    nobody works at ends at once, for good when it is answered.
     """
 
     request: int

@@ -1,7 +1,8 @@
 """Random schedules of clients, workers, faults of the store and killed brokers; every event is followed by `check()`.
 
 What is promised, for every schedule: a job that was acknowledged is there until it is deleted, it ends at most once, and
-what is fetched is what the attempt made that the broker acknowledged.
+what is fetched is what the attempt made that the broker acknowledged. A job whose cancel was answered is begun by nobody
+and goes on at nobody's; it succeeds only if its result was made before, and if no broker died between the answer and its end.
 """
 
 from __future__ import annotations
@@ -16,10 +17,31 @@ from reelwire.broker.events import Unreachable
 from reelwire.job_parts import FILE_PART_BYTES
 from reelwire.messages import HeldJob, Media
 
-from .fake_jobs import ENDED, Shop, Worker
+from .fake_jobs import ENDED, Client, Shop, Worker
 from .fake_store import sha256
 
 STEPS = 120
+
+
+class Guest(Client):
+    """A client that notes which cancels were answered before the job had ended."""
+
+    def __init__(self, chaos: Chaos, name: str) -> None:
+        super().__init__(chaos.shop, f"c-{name}".encode(), name)
+        self.chaos = chaos
+        self.cancels: set[int] = set()
+
+    def cancel(self, job: str) -> None:
+        """Want a job to end."""
+        request = self.call()
+        self.cancels.add(request)
+        self.say(m.CancelJob(request, job))
+
+    def answer(self, message: Any) -> None:
+        """Note what was answered."""
+        if isinstance(message, m.Jobs) and message.request in self.cancels:
+            self.chaos.cancelled.update(info.job for info in message.jobs if info.state not in ENDED)
+        super().answer(message)
 
 
 class Hand(Worker):
@@ -30,6 +52,7 @@ class Hand(Worker):
         self.chaos = chaos
         self.work: dict[tuple[str, int], Any] = {}
         self.steps: dict[tuple[str, int], int] = {}
+        self.unheard: set[tuple[str, int]] = set()
 
     def answer(self, message: Any) -> None:
         """Keep jobs; stop them; forget them."""
@@ -37,6 +60,7 @@ class Hand(Worker):
             case m.RunJob(job=job, attempt=attempt):
                 assert not [key for key in self.work if key[0] == job and key[1] >= attempt], "told twice"
                 assert not [key for key, end in self.work.items() if end is None], "told while it has another one"
+                assert job not in self.chaos.cancelled, "begun after a cancel that was answered"
                 self.work[job, attempt] = None
                 self.steps[job, attempt] = max(message.checkpoint_step, 0)
                 if message.checkpoint is not None:
@@ -44,6 +68,9 @@ class Hand(Worker):
                     assert found == f"{job} at {message.checkpoint_step}".encode(), "another checkpoint"
             case m.StopJob(job=job, attempt=attempt):
                 key = (job, attempt)
+                if self.work.get(key, "") is None and self.chaos.random.random() < 0.5:
+                    self.unheard.add(key)  # it hears that after its step, if its connection lives as long
+                    return
                 if self.work.get(key, "") is None:
                     self.work[key] = m.JobEnded(job, attempt, "cancelled")
                 if key not in self.work or isinstance(self.work[key], m.JobEnded):
@@ -54,8 +81,11 @@ class Hand(Worker):
                 assert end is not None, "forgotten while it runs"
                 record, known = self.shop.disk.records.get(job), self.shop.jobs._at.jobs.get(job)
                 was_stopped = isinstance(end, m.JobEnded) and end.state == "cancelled"
-                if record is not None and record.standing not in ENDED and not was_stopped:
-                    is_others = known.record.attempt > attempt or known.group not in (None, self.group)
+                # One that was cancelled before its broker came can't end otherwise.
+                is_sure = known is not None and known.state == "rejoining" and known.record.is_cancelled
+                if record is not None and record.standing not in ENDED and not was_stopped and not is_sure:
+                    assert known is not None, "in the journal alone"
+                    is_others = known.record.attempt != attempt or known.group not in (None, self.group)
                     assert is_others, "forgotten before the end is durable"
             case m.CheckpointKept(job=job, step=step):
                 record = self.shop.disk.records.get(job)
@@ -74,6 +104,7 @@ class Hand(Worker):
         """All that it had is gone."""
         self.attachment = self.epoch = 0
         self.work.clear()
+        self.unheard.clear()
         self.shop.peers.pop(self.route, None)
         if self in self.chaos.workers:
             self.chaos.workers.remove(self)
@@ -120,6 +151,7 @@ class Hand(Worker):
         self.shop.peers[self.route] = self
         held = tuple(HeldJob(*key, ended=end is not None) for key, end in self.work.items())
         self.attachment = 0
+        self.unheard.clear()
         self.hello(held=held)
         for end in list(self.work.values()):
             if end is not None and self.attachment:
@@ -133,6 +165,12 @@ class Hand(Worker):
         key = mine[0]
         job, attempt = key
         choice = self.chaos.random.random()
+        if key in self.unheard and choice < 0.6:
+            self.unheard.remove(key)
+            self.work[key] = m.JobEnded(job, attempt, "cancelled")
+            self.say(self.work[key])
+            return
+        assert key in self.unheard or job not in self.chaos.cancelled, "it goes on after a cancel that was answered"
         self.steps[key] += 1
         if choice < 0.4:
             self.say(m.JobProgress(job, attempt, "running", "denoise", self.steps[key], 100, 1.0))
@@ -175,6 +213,8 @@ class Chaos:
         self.accepted: dict[str, str] = {}
         self.ends: dict[str, str] = {}
         self.deleted: set[str] = set()
+        self.cancelled: set[str] = set()
+        self.outlived: set[str] = set()
         self.set_up()
 
     def set_up(self) -> None:
@@ -220,6 +260,7 @@ class Chaos:
         """A job's end is for good."""
         if info.state in ENDED:
             assert self.ends.setdefault(info.job, info.state) == info.state, "a job ended twice"
+            assert info.job not in self.outlived or info.state == "cancelled", "a cancel was lost with its broker"
             if info.result_bytes:
                 assert info.result_sha256 == sha256(self.result(info.job)), "another result"
         else:
@@ -237,7 +278,7 @@ class Chaos:
     def client(self) -> Any:
         """Some client."""
         if not self.clients or (len(self.clients) < 4 and self.random.random() < 0.3):
-            self.clients.append(self.shop.client(self.name()))
+            self.clients.append(Guest(self, self.name()).hello())
         return self.random.choice(self.clients)
 
     def submit(self) -> None:
@@ -279,7 +320,7 @@ class Chaos:
             case 1:
                 client.ask(m.AskJobs, self.random.choice((job, "")))
             case 2:
-                client.ask(m.CancelJob, job)
+                client.cancel(job)
             case 3:
                 client.say(m.DeleteJob(client.call(), job))
                 if not any(each.id == job for each in self.shop.jobs._at.jobs.values()):
@@ -297,6 +338,8 @@ class Chaos:
             if self.shop.disk.errands:
                 self.shop.disk.do_one(self.shop.now)
         self.shop = self.shop.restart(self.random.randrange(4))
+        records = self.shop.disk.records
+        self.outlived |= {job for job in self.cancelled if job in records and records[job].standing not in ENDED}
         self.set_up()
         for client in self.clients:
             client.shop, client.attachment = self.shop, 0

@@ -43,6 +43,7 @@ FULL = JobRecord(
     ended_at=1_700_000_100.0,
     fetched_at=1_700_000_200.0,
     asked="digest",
+    is_cancelled=True,
 )
 
 
@@ -229,7 +230,7 @@ def test_the_table_can_be_read_by_hand(path: Path) -> None:
         ("record", b"\xc1", "row 2 of jobs, job 'job-2'"),
         ("record", b"", "row 2 of jobs, job 'job-2'"),
         ("record", "text", "row 2 of jobs, job 'job-2'"),
-        ("record", msgpack.packb(["job-2"]), "a list of the 22 fields of JobRecord"),
+        ("record", msgpack.packb(["job-2"]), "a list of the 23 fields of JobRecord"),
         ("record", msgpack.packb(msgpack.ExtType(1, b"")), "msgpack extension 1"),
         ("key", "another", "the record is of job 'job-2' with the key 'key-2'"),
     ],
@@ -254,6 +255,68 @@ def test_a_record_of_a_wrong_type_names_the_field(path: Path) -> None:
     journal.write(put(replace(record(1), standing="asleep")))  # type: ignore[arg-type]
     journal.close()
     assert "JobRecord.standing is not one of queued, running" in refused(path)
+
+
+FIRST_FORMAT = """
+CREATE TABLE broker (one INTEGER PRIMARY KEY CHECK (one = 1), incarnation INTEGER NOT NULL);
+CREATE TABLE jobs (id TEXT PRIMARY KEY NOT NULL, number INTEGER NOT NULL, key TEXT NOT NULL UNIQUE, kind TEXT NOT NULL,
+    client TEXT NOT NULL, standing TEXT NOT NULL, submitted_at REAL NOT NULL, record BLOB NOT NULL);
+INSERT INTO broker VALUES (1, 7);
+PRAGMA user_version = 1;
+PRAGMA journal_mode = WAL;
+"""
+
+
+def first_format(path: Path, *, broken: bool = False) -> sqlite3.Connection:
+    """A journal as the first format had it, with two jobs: one runs, one has failed."""
+    other = sqlite3.connect(path)
+    other.executescript(FIRST_FORMAT)
+    failure = ["stage", "out of memory", "denoise", 4, "", 2.0]
+    rows: tuple[list[Any], ...] = (
+        ["a", 1, "ka", "app", "v2v", ".mp4", {"steps": 4}, {"video": [["1" * 64, 5]]}, 0, "", "running", 2, 1, ["2" * 64, 6],
+         20, None, {}, None, 1.5, None, None, "digest"],
+        ["b", 2, "kb", "app", "t2v", ".mp4", {}, {}, 7, "/o.mp4", "failed", 1, 0, None, -1, None, {}, failure, 2.5, 3.5, None, ""],
+    )  # fmt: skip
+    with other:
+        for row in rows:
+            data = msgpack.packb(row[:-1] if broken and row[0] == "b" else row)
+            other.execute(
+                "INSERT INTO jobs VALUES (?, ?, ?, ?, ?, ?, ?, ?)", (*row[:3], row[4], row[3], row[10], row[18], data)
+            )
+    return other
+
+
+def test_groups_07_jobs_of_the_first_format_are_carried_over(path: Path) -> None:
+    """Each field stands as it stood, no job is cancelled, and from then on the journal is one of this format."""
+    first_format(path).close()
+    running = JobRecord(
+        "a", 1, "ka", "app", "v2v", parameters={"steps": 4}, media={"video": (StoredFile("1" * 64, 5),)}, standing="running",
+        attempt=2, losses=1, checkpoint=StoredFile("2" * 64, 6), checkpoint_step=20, submitted_at=1.5, asked="digest",
+    )  # fmt: skip
+    failed = JobRecord(
+        "b", 2, "kb", "app", "t2v", priority=7, output="/o.mp4", standing="failed", attempt=1, submitted_at=2.5, ended_at=3.5,
+        failure=Failure("stage", "out of memory", stage="denoise", index=4, retry_after_s=2.0),
+    )  # fmt: skip
+    for _ in range(2):
+        assert opened(path) == (running, failed)
+    journal = Journal(path)
+    assert journal.begin() == 8
+    journal.write(put(replace(running, is_cancelled=True)))
+    journal.close()
+    assert opened(path) == (replace(running, is_cancelled=True), failed)
+    other = sqlite3.connect(path)
+    assert other.execute("PRAGMA user_version").fetchone() == (FORMAT,)
+    other.close()
+
+
+def test_groups_07_a_row_of_the_first_format_that_cannot_be_read_stops_the_carrying_over(path: Path) -> None:
+    """The error names it, and every row is what it was."""
+    other = first_format(path, broken=True)
+    before = other.execute("SELECT * FROM jobs").fetchall()
+    assert "row 2 of jobs, job 'b': record is not a list of the 23 fields" in refused(path)
+    assert other.execute("PRAGMA user_version").fetchone() == (1,)
+    assert other.execute("SELECT * FROM jobs").fetchall() == before
+    other.close()
 
 
 def test_a_journal_of_a_newer_version_is_refused(path: Path) -> None:
@@ -299,9 +362,9 @@ def test_fields_of_a_record_belong_to_its_format() -> None:
     names = [
         "job", "number", "key", "client", "kind", "suffix", "parameters", "media", "priority", "output", "standing",
         "attempt", "losses", "checkpoint", "checkpoint_step", "result", "facts", "failure", "submitted_at", "ended_at",
-        "fetched_at", "asked",
+        "fetched_at", "asked", "is_cancelled",
     ]  # fmt: skip
     assert [field.name for field in fields(JobRecord)] == names
     assert [field.name for field in fields(StoredFile)] == ["file", "nbytes"]
     assert [field.name for field in fields(Failure)] == ["kind", "message", "stage", "index", "field", "retry_after_s"]
-    assert FORMAT == 1
+    assert FORMAT == 2
