@@ -313,7 +313,7 @@ class Job(JobBase):
     def on_cancel_noted(self, event: t.CancelAsked) -> None:
         """It ends already: all that can change is that it isn't begun again if its result can't be had.
 
-        While nothing can be made durable no more of those that wait for that are taken than the first one.
+        While nothing can be made durable whoever asks is told to come again: of any number nothing is kept.
         """
         full = self._at.not_now()
         if full is not None:
