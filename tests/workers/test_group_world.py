@@ -152,7 +152,7 @@ def test_groups_02_what_comes_twice_or_out_of_order_moves_no_rank(toy: Any, seed
 def test_groups_02_the_schedules_come_to_disorder_of_every_kind(toy: Any) -> None:
     """Messages come twice, before others, and when what they are about is long over."""
     counted: Counter[str] = Counter()
-    for seed in range(10):
+    for seed in range(20):
         world = GroupWorld(toy.spec, toy, seed, size=2 + seed % 3)
         world.disorder = 0.4
         play(world, 0)
