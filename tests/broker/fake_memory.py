@@ -75,6 +75,10 @@ class Memories:
                     memory.check(tensor.place, text)
                     self._reading.setdefault(who, []).append((memory, tensor.place, text))
 
+    def is_reading(self, who: Reader) -> bool:
+        """Whether somebody isn't through yet."""
+        return who in self._reading
+
     def has_read(self, who: Reader) -> None:
         """Somebody is through, and found the same until now; or all whose names begin so."""
         for reader in [reader for reader in self._reading if reader[: len(who)] == who]:

@@ -34,6 +34,16 @@ class Rank(Worker):
         """What all ranks are told, in order."""
         return [word for word in self.inbox if getattr(word, "sequence", 0)]
 
+    def lost_last(self) -> list[Any]:
+        """What a connection that breaks may lose: the last body, unless the leader is through with it, as all had it then."""
+        return [
+            body
+            for body in self.bodies[-1:]
+            if not isinstance(body, m.RunTask)
+            or all(artifact.is_inline for artifact in body.inputs.values())
+            or self.rig.memory.is_reading(self.reader(body))
+        ]
+
     def attach(self, **more: Any) -> Rank:
         """Say hello, and all that the team says."""
         leads = self.rank == 0

@@ -248,7 +248,7 @@ class GroupChaos(Chaos):
         match self.random.randrange(9):
             case 7 | 8:  # it lives, and says hello again, with or without what it was told last
                 if rank.rank and rank.epoch and rank.team.leader.attachment:
-                    last = rank.bodies[-1:] if self.random.random() < 0.5 else []
+                    last = rank.lost_last() if self.random.random() < 0.5 else []
                     rank.inbox = [word for word in rank.inbox if word not in last]
                     if self.random.random() < 0.5:
                         rig.handle(Unreachable(rig.now, rank.route))
