@@ -25,6 +25,7 @@ class Rank(Worker):
         self.rank = rank
         self.pid = 100 + rank
         self.epoch = 0
+        self.number = 0
         self.has_left = False
         if rank == 0:
             self.bound = team.bound  # what its former processes bound holds as well
@@ -59,7 +60,12 @@ class Rank(Worker):
         self.hello(stages=stages if leads else (), jobs=(KIND,) if leads else (), grouped=("denoise",), **more)
         if before:  # it is the same process, over another connection
             self.rig.memory.renamed(before, self.attachment)
+        self.number = self.attachment
         return self
+
+    def reader(self, task: m.RunTask) -> tuple[Any, ...]:
+        """Who reads the inputs of a task: also when the connection is lost meanwhile."""
+        return (self.number, task.session, task.stage, task.index)
 
     def hear(self, attachment: int, message: Any) -> None:
         """Meet the others; keep bodies."""
