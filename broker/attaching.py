@@ -12,6 +12,7 @@ from reelwire import messages as m
 from reelwire import versions
 from reelwire.checks import shown
 from reelwire.job_spec import JobSpec
+from reelwire.parts import NAME_CHARACTERS_MAX
 from reelwire.spec import StreamSpec
 
 from . import transitions as t
@@ -22,7 +23,7 @@ from .fitting import limits_of
 from .groups import Groups
 from .leases import offer_objection
 from .peers import Kind, Peer, Peers, Told
-from .placement import NAME_CHARACTERS_MAX, AdmitSpec, Placement
+from .placement import AdmitSpec, Placement
 from .session import Session
 from .timers import Timers
 

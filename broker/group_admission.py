@@ -7,10 +7,9 @@ from collections.abc import Mapping
 from reelwire.checks import shown
 from reelwire.job_spec import JobSpec, validate_job
 from reelwire.messages import Membership, Welcome, WorkerHello
+from reelwire.parts import NAME_CHARACTERS_MAX
 from reelwire.spec import SpecError
 from reelwire.wire import encode
-
-from .placement import NAME_CHARACTERS_MAX
 
 RANKS_MAX = 1024
 """Most ranks of a group."""

@@ -68,6 +68,7 @@ class Journal:
 
     Args:
         path: of the database, which is made when it isn't there.
+        beside: folders without which what is written is of no use, such as that of the files that records name.
 
     Attributes:
         path: the same.
@@ -76,7 +77,7 @@ class Journal:
         ConfigError: of the field ``state_dir``: it can't be opened, is damaged, or isn't a journal of this version.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, beside: Iterable[Path] = ()) -> None:
         """Open or make it, and check it."""
         self.path = path
         with _explained(path):
@@ -85,7 +86,7 @@ class Journal:
         try:
             with _explained(path):
                 self._prepare()
-                self._written = {each: _identity(each) for each in (path, path.with_name(f"{path.name}-wal"))}
+                self._written = {each: _identity(each) for each in (path, path.with_name(f"{path.name}-wal"), *beside)}
         except ConfigError:
             self._connection.close()
             raise

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 from reelwire.checks import COUNT_MAX
 from reelwire.messages import Welcome, WorkerHello
+from reelwire.parts import NAME_CHARACTERS_MAX
 from reelwire.spec import SpecError, StreamSpec
 from reelwire.wire import encode
 
@@ -22,7 +23,6 @@ from .session import Session
 AdmitSpec = Callable[[StreamSpec], None]
 OFFERS_MAX = 256
 PACKAGES_MAX = 64
-NAME_CHARACTERS_MAX = 256
 SPECS_BYTES_MAX = 256 << 10
 """Of all specs together: each client is told of all in one header."""
 

@@ -2,8 +2,8 @@
 
 The journal's thread takes all that waits into one transaction, and says of it what is durable. If the disk is full, or the
 journal locked, it says `StoreStalled` and tries the same again until it can. After any other failure it says `StoreFailed`
-and no more, as nobody can tell then what the disk holds: also if somebody has removed the journal, which goes on to take all
-that is written. What isn't known to be durable is never acknowledged. Files have a thread, too; long copies make way for what
+and no more, as nobody can tell then what the disk holds: also if somebody has removed the folders of files, or the journal,
+which goes on to take all that is written. What isn't known to be durable is never acknowledged. Files have a thread, too; long copies make way for what
 is short. A third one waits for the process that looks into files.
 """
 
@@ -93,7 +93,7 @@ class Store:
         with contextlib.ExitStack() as stack:
             folder = claim(config, endpoint)
             stack.callback(folder.close)
-            journal = Journal(folder.journal)
+            journal = Journal(folder.journal, (folder.files, folder.incoming))
             stack.callback(journal.close)
             store = cls(folder, journal, config, post)
             stack.pop_all()

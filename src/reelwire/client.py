@@ -29,14 +29,15 @@ from .client_view import SessionView
 from .endpoints import DEFAULT_ENDPOINT as DEFAULT_ENDPOINT
 from .errors import BrokerUnreachable, ConfigError, RequestError
 from .job_spec import JobSpec
-from .messages import ClientHello, ControlBinding, Credit, Jobs, Pace, Welcome
+from .messages import ControlBinding, Credit, Jobs, Pace, Welcome
+from .parts import NAME_CHARACTERS_MAX
 from .spec import Plain, StreamSpec
 
 T = TypeVar("T")
 ENDPOINT_VARIABLE = "REELWIRE_BROKER"
 CLOSE_TIMEOUT_S = 4 * LINGER_S
 OWN_NAME_CHARACTERS_MAX = 100
-"""Of a user's name or of a host's, in the name that a client has by itself; the broker accepts names of 256."""
+"""Of a user's name or of a host's, in the name that a client has by itself; far below what a name may have."""
 
 
 def status_call(now: float, call: int) -> e.Ask:
@@ -74,6 +75,15 @@ def own_name() -> str:
     return "@".join(checks.printable(text)[:OWN_NAME_CHARACTERS_MAX] for text in (user, socket.gethostname()))
 
 
+def _check_name(name: object) -> None:
+    if not isinstance(name, str) or (name and not name.strip()) or not name.isprintable():
+        raise RequestError(
+            "name", f"{checks.shown(name)} is not accepted; accepted: a text that can be shown in one line"
+        )
+    if len(name) > NAME_CHARACTERS_MAX:
+        raise RequestError("name", f"a name of {len(name)} characters; accepted: {NAME_CHARACTERS_MAX}")
+
+
 class ClientShell:
     """What a connection is to threads and to event loops alike; `Client` says what the arguments mean."""
 
@@ -99,10 +109,7 @@ class ClientShell:
             checks.check_count("output_credit_bytes", output_credit_bytes, most=checks.BYTES_MAX)
         except ConfigError as error:
             raise RequestError(error.field, error.reason) from None
-        try:
-            wire.encode(ClientHello(__version__, name), 0)
-        except ValueError:
-            raise RequestError("name", f"{name!r} is not a text") from None
+        _check_name(name)
         self._connect_timeout_s = connect_timeout_s
         limits = wire.Limits(frame_bytes_max=frame_bytes_max)
         said = {"frame_bytes_max": limits.frame_bytes_max, "header_bytes_max": limits.header_bytes_max}

@@ -315,7 +315,8 @@ def succeeded(info: JobInfo) -> JobInfo:
         raise JobCancelled(f"job {info.job} was cancelled")
     if failure is None:
         raise JobFailed(f"job {info.job} has failed", info.job)
-    raise JobFailed(failure.message, info.job, failure.kind, failure.field)
+    reason = f"{failure.field}: {failure.message}" if failure.field else failure.message
+    raise JobFailed(reason, info.job, failure.kind, failure.field)
 
 
 def only(answer: object) -> JobStatus:

@@ -16,6 +16,8 @@ FailureKind = Literal["request", "stage", "worker_lost", "overload", "timeout", 
 ControlSource = Literal["explicit", "tap", "held", "still"]
 ControlBinding = Literal["late", "early"]
 Pace = Literal["asap", "realtime"]
+NAME_CHARACTERS_MAX = 256
+"""Most of what a peer, a group, a package or a kind of job is called."""
 KEY_CHARACTERS_MAX = 256
 """Most of the key under which a client asks for a session or a job."""
 

@@ -211,15 +211,16 @@ def test_a_disk_that_fails_ends_the_acknowledgements(broker: Callable[..., Broke
     assert broker().saved.records == (record(1),)
 
 
+@pytest.mark.parametrize(("removed", "said"), [("", "journal.sqlite3"), ("files", "files"), ("incoming", "incoming")])
 def test_groups_07_nothing_is_acknowledged_once_the_state_folder_is_gone(
-    broker: Callable[..., Broker], tmp_path: Path
+    broker: Callable[..., Broker], tmp_path: Path, removed: str, said: str
 ) -> None:
-    """The broker is told in a sentence that names the file; what was written after that is never said to be durable."""
+    """Or a folder in it: the broker is told in a sentence that names what; nothing after that is said to be durable."""
     one = broker()
     one.persist(record(1))
-    shutil.rmtree(tmp_path / "state")
+    shutil.rmtree(tmp_path / "state" / removed)
     one.store.perform(Persist(2, record(2), "job-2"))
-    path = tmp_path / "state" / "journal.sqlite3"
+    path = tmp_path / "state" / said
     reason = f"{str(path)!r} is gone while the broker runs (No such file or directory)"
     assert one.next(StoreFailed).reason == reason
     one.store.perform(Persist(3, record(3), "job-3"))

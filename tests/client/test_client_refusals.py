@@ -112,6 +112,15 @@ def test_groups_14_a_client_without_a_name_is_called_as_its_user_is(stand_in: St
             assert stand_in.next(m.ClientHello).name == said
 
 
+@pytest.mark.parametrize(
+    "name", ["x" * 300, "a\nb", "\x1b[31m", " ", 5], ids=["long", "lines", "escape", "blank", "number"]
+)
+def test_a_name_that_no_broker_takes_is_refused_before_anybody_is_asked(name: Any) -> None:
+    """By the argument's name; nothing listens here."""
+    with pytest.raises(RequestError, match=r"^name: .*accepted: "):
+        Client("tcp://127.0.0.1:1", name=name)
+
+
 @pytest.mark.parametrize("fault", [KeyError, OSError, ImportError])
 def test_groups_14_a_user_without_a_name_has_one_too(monkeypatch: pytest.MonkeyPatch, fault: type[Exception]) -> None:
     """As in a container whose user stands in no file, or on a system without users."""

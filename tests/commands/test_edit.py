@@ -12,12 +12,13 @@ from typing import Any
 import pytest
 
 from reelwire import Client, JobStatus, RequestError
+from reelwire.commands import cancel as cancel_module
 from reelwire.commands.edit import read_tasks, typed
 from reelwire.commands.job_bar import duration, said_of
 from reelwire.commands.job_kinds import accepted
 from reelwire.commands.job_results import report, row_of
 from reelwire.commands.status import _print_jobs
-from reelwire.errors import ConfigError
+from reelwire.errors import BrokerUnreachable, ConfigError
 from reelwire.job_spec import JobSpec
 from reelwire.spec import Parameter
 
@@ -32,6 +33,17 @@ def refused(ended: Ended, *words: str) -> None:
     assert ended.code == 2, ended
     for word in words:
         assert word in sentence, sentence
+
+
+def test_a_broker_that_leaves_before_any_cancel_is_answered_is_unreachable(monkeypatch: pytest.MonkeyPatch) -> None:
+    """That is exit code 3, and one sentence for all jobs, which names the endpoint."""
+
+    async def left(_endpoint: str, _seconds: float, ids: tuple[str, ...]) -> list[BrokerUnreachable]:
+        return [BrokerUnreachable("the broker left") for _ in ids]
+
+    monkeypatch.setattr(cancel_module, "_answers", left)
+    with pytest.raises(BrokerUnreachable, match=f"answers at {NOBODY} any more: the broker left$"):
+        cancel_module.cancel(["5-a", "5-b"], endpoint=NOBODY)
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ..errors import JobError, ReelwireError, RequestError
+from ..errors import BrokerUnreachable, JobError, ReelwireError, RequestError
 from .shared import ConfigFile, Endpoint, Json, load_settings, print_json, print_table
 
 if TYPE_CHECKING:
@@ -40,6 +40,9 @@ def cancel(
         print_json({status.job: status.state for status in found})
     elif found:
         print_table("Jobs", ("job", "state"), [(status.job, _shown(status)) for status in found])
+    away = [answer for answer in answers if isinstance(answer, BrokerUnreachable)]
+    if len(away) == len(answers):
+        raise BrokerUnreachable(f"no reelwire broker answers at {settings.endpoint} any more: {away[0]}")
     if failed:
         raise JobError("; ".join(failed))
 
