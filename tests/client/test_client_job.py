@@ -100,7 +100,7 @@ def test_a_job_that_fails_tells_so_and_its_result_raises(client: Client, jobs: S
     assert last.failure is not None
     assert (last.state, last.failure.message) == ("failed", "out of memory at this size")
     assert job.wait(LIMIT_S).state == "failed"
-    with pytest.raises(JobFailed, match="^frames: out of memory at this size") as caught:
+    with pytest.raises(JobFailed, match=r"^frames: out of memory at this size") as caught:
         job.result(tmp_path / "out.mp4", LIMIT_S)
     assert (caught.value.job, caught.value.kind, caught.value.field) == (job.id, "request", "frames")
     assert list(tmp_path.iterdir()) == []
